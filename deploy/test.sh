@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Makes the environment if there is none and runs every check:  bash deploy/test.sh [--all] [pytest arguments]
+# Tests that need a program this machine lacks are named as not run; --all makes that a failure.
+# Safe beside a running `up`: ports, Ray, registry and folders are the tests' own.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source deploy/environment.sh
+make_environment dev
+
+export PYTHONSAFEPATH=1 # our kernels/ folder would shadow a library of that name
+export OMP_WAIT_POLICY=PASSIVE # several processes on few cores: spinning costs 3-6x
+mkdir -p .typecheck .run
+ln -sfn .. .typecheck/epdserve # mypy does not follow setuptools' editable finder
+
+failed=()
+step() { # step NAME COMMAND...
+  say "$1"
+  "${@:2}" || failed+=("$1")
+}
+
+.venv/bin/mypy >.run/mypy.log 2>&1 & # the slowest check, on the second core
+mypy=$!
+step "ruff check" .venv/bin/ruff check --quiet .
+step "ruff format" .venv/bin/ruff format --check --quiet .
+step "lint-imports" .venv/bin/lint-imports --no-logo
+step "pytest" .venv/bin/python -m pytest "$@"
+say "mypy --strict"
+wait "$mypy" || failed+=("mypy")
+tail -n 40 .run/mypy.log
+
+if ((${#failed[@]})); then
+  printf 'failed: %s\n' "${failed[@]}"
+  exit 1
+fi
+say "all checks passed"
