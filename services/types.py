@@ -1,0 +1,392 @@
+"""What the roles say to each other: jobs, handles, chunks, worker facts. Frozen values, no behaviour.
+
+Token ids travel as ``TokenIds``: read-only int32 arrays, the same little-endian bytes as on the wire, so a prompt
+of 100k tokens is never walked in Python. Hashes, keys and roots are plain bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from epdserve.services.errors import STATUS, Internal, ServiceError
+
+TokenIds: TypeAlias = npt.NDArray[np.int32]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def token_ids(values: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
+    """Token ids as a read-only, contiguous int32 array; an array that is one already is returned as it is.
+
+    Raises:
+        ValueError: Not one-dimensional, not integers, or an id outside [0, 2**31).
+    """
+    ids = values if isinstance(values, np.ndarray) else np.array(tuple(values) or (), dtype=np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be a list of integers, got shape {ids.shape} of {ids.dtype}")
+    if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) <= _INT32_MAX):
+        raise ValueError(f"token ids must lie in [0, 2**31), got {int(ids.min())}..{int(ids.max())}")
+    if ids.dtype == np.dtype("<i4") and ids.flags.c_contiguous and not ids.flags.writeable:
+        same: TokenIds = ids  # type: ignore[assignment]
+        return same
+    out: TokenIds = np.array(ids, dtype="<i4", order="C")
+    out.flags.writeable = False
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard the model is asked to think, 1 to 100 (low 50, high 75, max 100)."""
+
+    level: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= 100:
+            raise ValueError(f"effort must lie in 1..100, got {self.level}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and when a request ends.
+
+    Attributes:
+        temperature: 0 takes the largest logit, lowest id on ties.
+        top_k: 0 keeps all.
+        seed: int64; with the position it determines the draw.
+        max_tokens: Tokens this request may produce in all, resumed ones included.
+        min_tokens: No stop token ends the request before this many tokens.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not -_INT64_MAX - 1 <= self.seed <= _INT64_MAX:
+            raise ValueError(f"seed does not fit 64 bits: {self.seed}")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and >= 0, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0 or not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], min_p in [0, 1]: {self.top_p}, {self.min_p}")
+        if not 0 <= self.top_k <= _INT32_MAX or not 0 <= self.min_tokens <= _INT32_MAX:
+            raise ValueError(f"top_k and min_tokens must be >= 0, got {self.top_k}, {self.min_tokens}")
+        if not 1 <= self.max_tokens <= _INT32_MAX:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if any(not 0 <= token <= _INT32_MAX for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids outside [0, 2**31): {self.stop_token_ids}")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """One sealed block in a worker's pages: where it is, and how a reader knows it got the right bytes."""
+
+    page: int
+    generation: int
+    block_hash: bytes
+    checksum: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TailRef:
+    """The tail record of a request in a worker's staging slots."""
+
+    slot: int
+    generation: int
+    nbytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVHandle:
+    """What a prefill worker promises to keep readable until the lease ends.
+
+    Attributes:
+        worker: Who holds it; readers look its address up in their own registry view.
+        incarnation: Which life of that worker; another one holds none of these pages.
+        blocks: Full blocks from position 0 on, in order.
+        tail: What the blocks do not hold: windows, open block, last ids, exit vector.
+        tokens: Number of tokens covered by blocks and tail together.
+    """
+
+    worker: str
+    incarnation: str
+    lease: str
+    blocks: tuple[BlockRef, ...]
+    tail: TailRef
+    tokens: int
+
+
+class _ByValue:
+    """Equality for values that hold arrays; such values are not hashable."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [item.name for item in fields(self)]  # type: ignore[arg-type]
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+
+def _equal(left: object, right: object) -> bool:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return bool(np.array_equal(left, right))  # type: ignore[arg-type]
+    return left == right
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillJob(_ByValue):
+    """Fill KV for a prompt.
+
+    Attributes:
+        tokens: The prompt; any iterable of ids is taken, a ``TokenIds`` array is stored.
+        tenant_key: Keys the block hashes; two tenants share no block.
+        exact: Take only blocks made without encoder replay.
+        trace: W3C traceparent, empty if none.
+    """
+
+    request_id: str
+    tokens: TokenIds
+    tenant_key: bytes
+    exact: bool = False
+    trace: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", token_ids(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """What a prefill did.
+
+    Attributes:
+        cached_tokens: The hit length.
+        replayed_rows: Cached positions recomputed for the window.
+        computed_tokens: Tokens whose KV was computed.
+    """
+
+    handle: KVHandle
+    cached_tokens: int
+    replayed_rows: int
+    computed_tokens: int
+    queue_ms: float
+    run_ms: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeJob(_ByValue):
+    """Produce tokens after a prompt.
+
+    Attributes:
+        tokens: The prompt.
+        handle: Where the KV of ``tokens + emitted`` lies; None = recompute it here.
+        emitted: Tokens already delivered by an earlier worker. Offsets go on counting: the first chunk's offset
+            is ``len(emitted)``.
+    """
+
+    request_id: str
+    tokens: TokenIds
+    tenant_key: bytes
+    exact: bool
+    sampling: SamplingParams
+    handle: KVHandle | None
+    emitted: TokenIds = field(default_factory=lambda: token_ids(()))
+    trace: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", token_ids(self.tokens))
+        object.__setattr__(self, "emitted", token_ids(self.emitted))
+
+
+class FinishReason(StrEnum):
+    """Why a request ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """A ``ServiceError`` as a value; ``code`` is the error's stable name."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+    worker: str | None = None
+    tokens_delivered: int | None = None
+
+    @classmethod
+    def of(cls, error: ServiceError) -> ErrorInfo:
+        """The value of an error."""
+        return cls(
+            error.code, error.message, error.param, error.retry_after_s, error.worker, error.tokens_delivered
+        )
+
+    def to_error(self) -> ServiceError:
+        """The error of a value; a code that this version does not know becomes ``Internal``."""
+        kind = STATUS[self.code].error if self.code in STATUS else Internal
+        return kind(
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            worker=self.worker,
+            tokens_delivered=self.tokens_delivered,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReceipt:
+    """What decoding one request took; comes with its last chunk.
+
+    Attributes:
+        pulled_tokens: Tokens whose KV came over the transfer.
+        own_tokens: Tokens whose KV was in this worker's pages.
+        recomputed_tokens: Tokens whose KV was computed here because it could not be pulled.
+        steps: Decode steps the request took part in.
+    """
+
+    worker: str
+    pulled_tokens: int = 0
+    own_tokens: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    queue_ms: float = 0.0
+    handoff_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """New tokens of one request: the first of them is number ``offset`` of its output.
+
+    A chunk with a finish reason or an error is the request's last; it may hold no tokens.
+    """
+
+    request_id: str
+    offset: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    error: ErrorInfo | None = None
+    receipt: DecodeReceipt | None = None
+
+    @property
+    def end(self) -> int:
+        """Offset of the next chunk."""
+        return self.offset + len(self.tokens)
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.error is not None
+
+
+class WorkerRole(StrEnum):
+    """What a worker does."""
+
+    ENCODE = "encode"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STORE = "store"
+
+
+class WorkerState(StrEnum):
+    """Whether a worker takes work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A worker as its heartbeat tells it.
+
+    Attributes:
+        incarnation: This life of the worker; greater (as a string) than that of any earlier life.
+        address: gRPC, ``host:port``.
+        metrics_address: ``host:port`` of ``/metrics``.
+        cache_root: Root of the block hashes; only workers of one root share blocks.
+        queued_tokens: Tokens of work waiting.
+        running: Requests in the step loop.
+        step_age_s: Age of the running step, 0 between steps.
+    """
+
+    worker: str
+    role: WorkerRole
+    incarnation: str
+    address: str
+    metrics_address: str
+    state: WorkerState
+    cache_root: bytes
+    block_tokens: int
+    max_context_tokens: int
+    queued_tokens: int
+    running: int
+    free_pages: int
+    total_pages: int
+    step_age_s: float
+    wire_version: int
+    model_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRegion:
+    """A registered memory region of a peer."""
+
+    name: str
+    address: int
+    stride: int
+    count: int
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEndpoint:
+    """What a peer must know to read a worker's memory."""
+
+    agent: str
+    metadata: bytes
+    regions: tuple[TransferRegion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """A worker's facts together with the door to its memory."""
+
+    info: WorkerInfo
+    endpoint: TransferEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """Blocks that a worker now holds or no longer holds.
+
+    Attributes:
+        incarnation: The worker's life these numbers belong to.
+        snapshot: ``added`` is everything held as of ``next_seq``; what was known before is void.
+        first_seq: Number of the first event; a delta applies if it equals the ``next_seq`` before it.
+        next_seq: One past the last event.
+    """
+
+    incarnation: str
+    snapshot: bool
+    first_seq: int
+    next_seq: int
+    added: tuple[bytes, ...]
+    removed: tuple[bytes, ...]
