@@ -1,7 +1,7 @@
 """What the roles say to each other: jobs, handles, chunks, worker facts. Frozen values, no behaviour.
 
-Token ids travel as ``TokenIds``: read-only int32 arrays, the same little-endian bytes as on the wire, so a prompt
-of 100k tokens is never walked in Python. Hashes, keys and roots are plain bytes.
+Token ids travel as ``TokenIds``: read-only int32 arrays, the same little-endian bytes as on the wire, so a
+prompt of 100k tokens is never walked in Python. Hashes, keys and roots are plain bytes.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class DecodeJob(_ByValue):
     Attributes:
         tokens: The prompt.
         handle: Where the KV of ``tokens + emitted`` lies; None = recompute it here.
-        emitted: Tokens already delivered by an earlier worker. Offsets go on counting: the first chunk's offset
-            is ``len(emitted)``.
+        emitted: Tokens already delivered by an earlier worker. Offsets go on counting: that of the first
+            chunk is ``len(emitted)``.
     """
 
     request_id: str

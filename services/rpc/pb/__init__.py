@@ -1,0 +1,1 @@
+"""Generated from proto/ by epdserve.services.rpc.generate; never edited, imported by rpc only."""
