@@ -1,0 +1,73 @@
+"""``epdserve``: the command line of the project.
+
+Each command imports its code when it runs: ``--version``, ``--help`` and ``chat`` never load torch.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from epdserve.services.cli.errors import CommandError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+STATE_DIR = Path(".run")
+DEMO_MODEL_DIR = Path(".demo-model")
+
+app = typer.Typer(
+    name="epdserve",
+    help="Disaggregated encode / prefill / decode inference server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point: runs one command; a CommandError becomes one line on stderr and exit status 1."""
+    try:
+        app()
+    except CommandError as error:
+        print(f"epdserve: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"epdserve {version('epdserve')}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+]
+
+
+@app.callback()
+def _root(show_version: VersionOption = False) -> None:
+    pass
+
+
+@app.command()
+def doctor(
+    host: Annotated[str, typer.Option(help="Address that up would listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port that up would listen on.")] = 8000,
+) -> None:
+    """Look at this machine: what is fine, what is not, and what to do about it."""
+    from epdserve.services.cli import doctor as command
+
+    raise typer.Exit(command.run(folder=STATE_DIR, host=host, port=port))
+
+
+@app.command("demo-model")
+def demo_model(directory: Annotated[Path, typer.Argument(help="Folder to write; made if absent.")]) -> None:
+    """Write a small checkpoint in the official format: random weights, every mechanism alive."""
+    from epdserve.services.cli import demo_model as command
+
+    command.run(directory)
+
+
+if __name__ == "__main__":
+    main()

