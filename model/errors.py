@@ -6,6 +6,7 @@ ModelError
     WeightFileError  a shard is absent, unreadable, or holds values that are not finite
     WeightMapError   names, shapes or dtypes differ from what the config asks for
   TokenizerError     the tokenizer or the compressed token map cannot be used
+  TailError          a tail record is not the promised one
   DemoModelError     the demo model cannot be written here
 """
 
@@ -46,3 +47,7 @@ class TokenizerError(ModelError):
 
 class DemoModelError(ModelError):
     """The demo model would overwrite something that is not a demo model."""
+
+
+class TailError(ModelError):
+    """A tail record's bytes, identity, tokens or layout are not the expected ones."""

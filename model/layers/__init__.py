@@ -1,0 +1,1 @@
+"""Building blocks of a layer. Plain objects over tensors; they know no request and no page allocation."""
