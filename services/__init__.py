@@ -1,0 +1,1 @@
+"""The processes: router, prefill, decode, and what they share."""

@@ -1,0 +1,1 @@
+"""gRPC between the roles: the only place that knows protobuf and channels."""

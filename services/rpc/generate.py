@@ -1,7 +1,7 @@
 """Generates ``services/rpc/pb`` from ``proto/``: ``python -m epdserve.services.rpc.generate``.
 
-protoc writes absolute imports by proto package (``epdserve.v1``), which is no Python package of ours; they are
-rewritten to relative ones. The result is committed; a test generates again and compares.
+protoc writes absolute imports by proto package (``epdserve.v1``), which is no Python package of ours; they
+are rewritten to relative ones. The result is committed; a test generates again and compares.
 """
 
 from __future__ import annotations

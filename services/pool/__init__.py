@@ -1,0 +1,1 @@
+"""Who is alive: the registry in Redis, and Ray actors that host the workers."""
