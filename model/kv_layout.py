@@ -6,7 +6,7 @@ structure of arrays::
     main values | main scales | index values | index scales
 
 A 64-byte header follows the payload, and zeros fill the page up to a multiple of 4096, so that direct I/O
-needs no copy. Released model at 128 tokens: 890 bytes a token, 113,920 bytes of payload, pages of 114,688 bytes.
+needs no copy. Released model at 128 tokens: 890 bytes a token, 113,920 bytes of payload, pages of 114,688.
 """
 
 import hashlib
