@@ -96,7 +96,7 @@ class TextConfig(_Section):
     sliding_window: Count
     rope_theta: Positive
     compress_rope_theta: Positive
-    rope_scaling: RopeScaling | None
+    rope_scaling: RopeScaling
 
     # One ratio per layer: 0 window only, else tokens per entry of the cache the layer reads. Entries past the
     # last layer belong to the drafter.

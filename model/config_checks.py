@@ -63,8 +63,6 @@ def _rope(text: "TextConfig") -> Iterator[str]:
         if text.qk_rope_head_dim > width:
             yield f"qk_rope_head_dim={text.qk_rope_head_dim} exceeds {name}={width}"
     yarn = text.rope_scaling
-    if yarn is None:
-        return
     if yarn.factor < 1:
         yield f"rope_scaling.factor={yarn.factor} must be at least 1"
     if yarn.beta_fast <= yarn.beta_slow:

@@ -61,7 +61,7 @@ class EngramPlan:
             raise ConfigError("Engram tables", problems)
         return cls(tables)
 
-    def layer(self, layer: int) -> EngramTable:
+    def table_of(self, layer: int) -> EngramTable:
         """The table before ``layer``.
 
         Raises:
