@@ -1,7 +1,7 @@
 """Token id -> compressed id, the alphabet of the Engram hashes (modules 1.2).
 
-Tokens that differ only in case, accents, width or surrounding white space share a class. The number of classes
-enters the hash multipliers, so a map with one class too many would silently move every row: counts are checked.
+Tokens that differ only in case, accents, width or surrounding white space share a class. The number of
+classes enters the hash multipliers: one too many would silently move every row, so counts are checked.
 """
 
 import json
@@ -24,7 +24,7 @@ _BATCH: Final = 8192
 
 
 def load_or_derive_token_map(model_dir: str | Path, config: ModelConfig) -> npt.NDArray[np.int64]:
-    """The map of a model directory: ``compressed_token_map.json`` if it is there, else from ``tokenizer.json``.
+    """The map of a model: its ``compressed_token_map.json`` if there is one, else from ``tokenizer.json``.
 
     Returns:
         (vocab_size,) int64 with values in 0 .. engram_compressed_vocab_size - 1.

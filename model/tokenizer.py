@@ -1,7 +1,7 @@
 """Text <-> token ids, without torch.
 
-Two ways in: ``encode`` treats all text as text, so nothing a user types becomes a marker; ``encode_with_markers``
-also matches the added vocabulary and is for text that we wrote. Chat rendering is the router's.
+Two ways in: ``encode`` treats all text as text, so nothing a user types becomes a marker;
+``encode_with_markers`` also matches the added vocabulary and is for text that we wrote. Chat rendering is the router's.
 """
 
 import json
@@ -46,7 +46,7 @@ class Tokenizer:
             raise TokenizerError(f"{path}: {error}") from None
         return cls(definition)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of ids, markers included."""
         return self._with_markers.get_vocab_size(with_added_tokens=True)
@@ -89,7 +89,10 @@ class Tokenizer:
         raw = self._with_markers.id_to_token(token)
         if raw is None:
             raise TokenizerError(f"token id {token} has no entry")
-        return bytes(self._byte_of[character] for character in raw)
+        try:
+            return bytes(self._byte_of[character] for character in raw)
+        except KeyError:  # not written in the byte alphabet: the entry is its own spelling, as in the decoder
+            return raw.encode()
 
     def marker_id(self, marker: str) -> int:
         """The id of an added token.
