@@ -69,5 +69,39 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Folder to write; 
     command.run(directory)
 
 
+@app.command()
+def chat(
+    message: Annotated[
+        str | None, typer.Argument(help="Ask this one thing and leave; else talk, or read standard input.")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="Base address of the server.", envvar="EPDSERVE_URL")
+    ] = DEFAULT_URL,
+    model: Annotated[
+        str | None, typer.Option(help="Model name; the server's first one if not given.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Bearer token.", envvar="EPDSERVE_API_KEY")] = None,
+    effort: Annotated[str | None, typer.Option(help="low, high, max or 1 to 100.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Let the model reason before it answers.")] = True,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+) -> None:
+    """Chat with a running server: streaming, reasoning set apart, a receipt after each answer."""
+    from epdserve.services.cli import chat as command
+
+    options = command.ChatOptions(
+        url=url,
+        model=model,
+        api_key=api_key,
+        effort=command.parse_effort(effort) if effort else None,
+        thinking=thinking,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        system=system,
+    )
+    command.run(options, message)
+
+
 if __name__ == "__main__":
     main()
