@@ -1,0 +1,103 @@
+"""Lightning indexer in plain PyTorch (spec/backbone.md 5). S = sequences, Q = queries, E = entries, H = index heads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+NO_ENTRY: Final = -1
+_MINUS_INF: Final = float("-inf")
+
+
+def score_entries_ref(q_SQHD: Tensor, w_SQH: Tensor, k_SED: Tensor, max_bytes: int = 64 << 20) -> Tensor:
+    """Score of every entry for every query: (S, Q, E) float32, ``sum_h w_h * relu(q_h . k)``.
+
+    Args:
+        q_SQHD: (S, Q, H, D) index queries.
+        w_SQH: (S, Q, H) head weights, softmax scale included.
+        k_SED: (S, E, D) index keys, one for all heads.
+        max_bytes: Bound of the per-head scores held at once; queries are taken in chunks that fit.
+
+    Numerics: heads are added pairwise, so that neither E nor the chunk decides the order of a sum.
+    """
+    sequences, queries, heads, _ = q_SQHD.shape
+    entries = k_SED.shape[1]
+    chunk = max(1, max_bytes // max(1, 4 * sequences * heads * entries))
+    key_SDE = k_SED.transpose(1, 2)
+    out = [
+        _score_chunk(q_SQHD[:, start : start + chunk], w_SQH[:, start : start + chunk], key_SDE)
+        for start in range(0, queries, chunk)
+    ]
+    if not out:
+        return q_SQHD.new_zeros(sequences, 0, entries)
+    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
+
+
+def _score_chunk(q_SQHD: Tensor, w_SQH: Tensor, key_SDE: Tensor) -> Tensor:
+    heads = q_SQHD.shape[2]
+    per_head = torch.bmm(q_SQHD.flatten(1, 2), key_SDE).unflatten(1, (-1, heads))
+    per_head = per_head.relu_().mul_(w_SQH.unsqueeze(-1))
+    while heads > 1:
+        half = heads // 2
+        rest = per_head[:, :, heads - half : heads]
+        per_head[:, :, :half].add_(rest)
+        heads -= half
+    return per_head[:, :, 0]
+
+
+def top_entries_ref(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
+    """Indices of the best visible entries of each row: (R, k) int64 ascending, -1 where there are fewer.
+
+    Entries ``>= visible`` and entries scored -inf are never chosen. Equal scores go to the lower index.
+    """
+    entries = score_RE.shape[1]
+    masked = _mask_invisible(score_RE, visible_R)
+    if entries <= k:
+        index = torch.arange(entries, device=score_RE.device).expand_as(masked)
+        finite = masked > _MINUS_INF
+    else:
+        key = _ordered_keys(masked).topk(k, dim=1, sorted=False).values
+        index = (entries - 1) - (key & 0xFFFFFFFF)
+        finite = masked.gather(1, index) > _MINUS_INF
+    index = index.masked_fill(~finite, entries).sort(dim=1).values
+    index = index.masked_fill_(index == entries, NO_ENTRY)
+    return index if index.shape[1] == k else pad(index, (0, k - index.shape[1]), value=NO_ENTRY)
+
+
+def candidate_mask_ref(score_RE: Tensor, visible_R: Tensor, blocks: int, block_size: int) -> Tensor:
+    """Entries that later index layers may choose from: (R, E) bool, the union of the best blocks of entries.
+
+    A block's score is its best visible entry; the block of the newest visible entry is always in; blocks without a
+    visible entry never are.
+    """
+    entries = score_RE.shape[1]
+    masked = pad(_mask_invisible(score_RE, visible_R), (0, -entries % block_size), value=_MINUS_INF)
+    best = masked.unflatten(1, (-1, block_size)).amax(2)
+    position = torch.arange(best.shape[1], device=best.device)
+    newest = (visible_R.clamp(max=entries) - 1).div(block_size, rounding_mode="floor").unsqueeze(1)
+    best = best.masked_fill_(
+        position == newest, float("inf")
+    )  # no block is -1, so a row that sees nothing pins none
+    chosen = best > _MINUS_INF
+    if best.shape[1] > blocks:
+        top = (best.shape[1] - 1) - (
+            _ordered_keys(best).topk(blocks, dim=1, sorted=False).values & 0xFFFFFFFF
+        )
+        chosen &= torch.zeros_like(chosen).scatter_(1, top, True)
+    return chosen.repeat_interleave(block_size, dim=1)[:, :entries]
+
+
+def _mask_invisible(score_RE: Tensor, visible_R: Tensor) -> Tensor:
+    position = torch.arange(score_RE.shape[1], device=score_RE.device)
+    return score_RE.masked_fill(position >= visible_R.unsqueeze(1), _MINUS_INF)
+
+
+def _ordered_keys(score_RE: Tensor) -> Tensor:
+    """Distinct int64 keys (R, E) that sort by score, then lower index first: the float above 32 index bits."""
+    bits = (score_RE + 0.0).view(torch.int32)  # + 0.0 makes the two zeros one
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    inverted = torch.arange(score_RE.shape[1] - 1, -1, -1, device=score_RE.device)
+    return (ordered.long() << 32) | inverted

@@ -1,0 +1,79 @@
+"""Single-pass hyper-connections in plain PyTorch (spec/backbone.md 2.3, 2.4). T = tokens, n = residual copies."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from epdserve.kernels.linear.reference import linear_ref
+from torch import Tensor
+
+
+def sinkhorn_ref(mix_Tnn: Tensor, iters: int, eps: float) -> Tensor:
+    """Nearly doubly stochastic (T, n, n) float32: row softmax + eps, then rows and columns normalised in turn.
+
+    ``iters`` counts (row step, column step) pairs, the softmax being the first row step; the last step is a column
+    step, so columns sum to 1 within eps.
+    """
+    mix = mix_Tnn.float().softmax(-1).add_(eps)
+    mix = mix.div_(mix.sum(1, keepdim=True).add_(eps))
+    for _ in range(iters - 1):
+        mix.div_(mix.sum(2, keepdim=True).add_(eps))
+        mix.div_(mix.sum(1, keepdim=True).add_(eps))
+    return mix
+
+
+def hyper_coefficients_ref(
+    streams_TnD: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    iters: int,
+    hc_eps: float,
+    norm_eps: float = 1e-20,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Coefficients that the streams predict for one sub-layer.
+
+    Args:
+        streams_TnD: (T, n, D) residual streams, any float dtype.
+        fn: (n * (n + 2), n * D) float32 projection.
+        scale: (3,) float32, of pre, post and comb.
+        base: (n * (n + 2),) float32.
+
+    Returns:
+        pre (T, n) for the *next* sub-layer's collapse, post (T, n), comb (T, n, n) contracted over its rows; float32.
+    """
+    flat = streams_TnD.flatten(1).float()
+    rate = (flat * flat).sum(-1, keepdim=True).div_(flat.shape[1]).add_(norm_eps).rsqrt_()
+    mixes = linear_ref(flat, fn).mul_(rate)
+    return coefficients_from_mixes_ref(mixes, scale, base, streams_TnD.shape[1], iters, hc_eps)
+
+
+def coefficients_from_mixes_ref(
+    mixes: Tensor, scale: Tensor, base: Tensor, copies: int, iters: int, hc_eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``pre``, ``post``, ``comb`` of projected and normalised streams ``mixes`` (T, n * (n + 2))."""
+    logits = (mixes * scale.index_select(0, _scale_of(copies, scale.device))).add_(base)
+    # 1 / (1 + exp(-x)): torch.sigmoid rounds the last few elements of a tensor differently from the others
+    gate = logits[:, : 2 * copies].neg().exp_().add_(1.0).reciprocal_()
+    comb = sinkhorn_ref(logits[:, 2 * copies :].unflatten(1, (copies, copies)), iters, hc_eps)
+    return gate[:, :copies] + hc_eps, gate[:, copies:] * 2.0, comb
+
+
+@cache
+def _scale_of(copies: int, device: torch.device) -> Tensor:
+    """Which of the three scales each of the n | n | n*n columns takes."""
+    with torch.inference_mode(False):
+        columns = torch.tensor([copies, copies, copies * copies])
+        return torch.arange(3).repeat_interleave(columns).to(device)
+
+
+def collapse_ref(streams_TnD: Tensor, pre_Tn: Tensor) -> Tensor:
+    """Sub-layer input (T, D): the streams weighted by the carried ``pre`` and summed; dtype of the streams."""
+    return (streams_TnD * pre_Tn.unsqueeze(-1)).sum(1).to(streams_TnD.dtype)
+
+
+def expand_ref(streams_TnD: Tensor, out_TD: Tensor, post_Tn: Tensor, comb_Tnn: Tensor) -> Tensor:
+    """New streams (T, n, D): ``post[j] * out + sum_i comb[i, j] * streams[i]``; float32 inside, dtype kept."""
+    kept = torch.bmm(comb_Tnn.transpose(1, 2), streams_TnD.float())
+    return (post_Tn.unsqueeze(-1) * out_TD.unsqueeze(1)).add_(kept).to(streams_TnD.dtype)
