@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-
 from epdserve.model.errors import WeightFileError, WeightMapError
 from epdserve.model.tensor_map import IGNORED_PREFIXES, TensorSpec
+from safetensors import SafetensorError, safe_open
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"

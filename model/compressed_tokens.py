@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, Tokenizer, normalizers
-
 from epdserve.model.config import ModelConfig
 from epdserve.model.errors import TokenizerError
+from tokenizers import Regex, Tokenizer, normalizers
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 MAP_FILE: Final = "compressed_token_map.json"

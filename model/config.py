@@ -8,10 +8,9 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-
 from epdserve.model.config_checks import find_problems
 from epdserve.model.errors import ConfigError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 CONFIG_FILE: Final = "config.json"
 

@@ -11,7 +11,6 @@ from itertools import accumulate, count, islice
 from typing import Final
 
 import numpy as np
-
 from epdserve.model.config import ModelConfig
 from epdserve.model.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Identity of a set of weights: any changed bit, name, shape or dtype gives another fingerprint.
+"""Identity of a model: whatever could change a cached number gives another fingerprint.
 
 Hashing 475 GiB takes minutes, so the result is remembered in a sidecar file beside the shards. It is believed
 only while names, sizes and modification times of all shards are what they were, and while its own check sum
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from epdserve.model.compressed_tokens import MAP_FILE, TOKENIZER_FILE
+from epdserve.model.config import ModelConfig
 
 SIDECAR_FILE: Final = ".epdserve-fingerprint.json"
 FINGERPRINT_BYTES: Final = 16
@@ -23,6 +25,21 @@ _VERSION: Final = 1
 _SETTLED_NS: Final = 2_000_000_000
 
 ShardStamp = tuple[str, int, int]  # file name, size in bytes, mtime in ns
+
+
+def model_fingerprint(tensors: bytes, config: ModelConfig, directory: Path) -> bytes:
+    """Mix a fingerprint of tensors with what else decides the numbers: the config and the compressed token map.
+
+    The map is taken by the file it comes from, as in ``load_or_derive_token_map``; without either file it is left
+    out. 16 bytes.
+    """
+    state = _hash(tensors)
+    state.update(config.model_dump_json().encode())
+    for name in (MAP_FILE, TOKENIZER_FILE):
+        if (directory / name).is_file():
+            state.update(_hash((directory / name).read_bytes()).digest())
+            break
+    return state.digest()
 
 
 class Fingerprinter:
@@ -38,7 +55,7 @@ class Fingerprinter:
         self._digests[name] = state.digest()
 
     def fingerprint(self) -> bytes:
-        """16 bytes over everything added so far."""
+        """16 bytes over everything added so far: any changed bit, name, shape or dtype changes them."""
         state = _hash(b"tensors")
         for name in sorted(self._digests):
             state.update(self._digests[name])

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Tokenizer as _Tokenizer
-
 from epdserve.model.compressed_tokens import TOKENIZER_FILE
 from epdserve.model.errors import TokenizerError
+from tokenizers import Tokenizer as _Tokenizer
 
 
 class Tokenizer:

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Final
 
 import torch
-
 from epdserve.kernels.quant import dequantize_fp8_blocks, dequantize_mxfp4
 from epdserve.model.checkpoint import Checkpoint
 from epdserve.model.config import ModelConfig
 from epdserve.model.errors import WeightFileError
-from epdserve.model.fingerprint import Fingerprinter, read_sidecar, stamp_shards, write_sidecar
+from epdserve.model.fingerprint import (
+    Fingerprinter,
+    model_fingerprint,
+    read_sidecar,
+    stamp_shards,
+    write_sidecar,
+)
 from epdserve.model.tensor_map import Storage, TensorSpec, expected_tensors
 
 __all__ = ["Storage", "TensorSpec", "Weights", "expected_tensors", "load_tensors", "load_weights"]
@@ -28,7 +33,7 @@ Observer = Callable[[str, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors of the backbone by name, and the fingerprint of all bytes they came from.
+    """Tensors of the backbone by name, and the identity of the model they make.
 
     Names are the official ones. ``X.weight`` is dequantised float32 and ``X.scale`` is gone, but for two
     kinds: routed experts are stacked as ``layers.{L}.ffn.experts.w1`` [experts, out, in], and Engram tables
@@ -63,10 +68,10 @@ def load_tensors(
 
 
 def load_weights(model_dir: str | Path, config: ModelConfig, device: torch.device | str = "cpu") -> Weights:
-    """Load and dequantise the backbone, and identify its bytes.
+    """Load and dequantise the backbone, and identify the model.
 
-    The fingerprint covers every tensor of the files. It is computed on the way and remembered in a sidecar; a
-    later load of the same files skips the hashing.
+    The fingerprint covers every tensor of the files, the config and the token map's file. Tensors are hashed on
+    the way and the result is remembered in a sidecar; a later load of the same files skips the hashing.
 
     Raises:
         WeightFileError: A file is absent, unreadable, changed meanwhile, or a value is not finite.
@@ -87,7 +92,7 @@ def load_weights(model_dir: str | Path, config: ModelConfig, device: torch.devic
     if fingerprint is None:
         fingerprint = hasher.fingerprint()
         write_sidecar(directory, stamps, fingerprint)
-    return Weights(assembly.tensors, fingerprint)
+    return Weights(assembly.tensors, model_fingerprint(fingerprint, config, directory))
 
 
 def _stream(
