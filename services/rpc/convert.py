@@ -1,7 +1,7 @@
 """Jobs, handles and chunks to protobuf and back, total both ways: what comes back equals what went in.
 
-``*_from_pb`` raises ``InvalidRequest`` for a message that no version of ours writes. Enums are matched by name: a
-value that is not known here is refused rather than taken for its neighbour.
+``*_from_pb`` raises ``InvalidRequest`` for a message that no version of ours writes. Enums are matched by
+name: a value that is not known here is refused rather than taken for its neighbour.
 """
 
 from __future__ import annotations

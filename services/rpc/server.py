@@ -1,0 +1,91 @@
+"""The gRPC server of a worker: handlers in, address out.
+
+Binds to loopback unless told otherwise, wants the cluster token on every call, and maps what handlers raise.
+The network has no encryption of its own; beyond one machine it belongs into a private one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+from epdserve.services.errors import Unavailable
+from epdserve.services.rpc.auth import TokenInterceptor
+from epdserve.services.rpc.channel import SERVER_OPTIONS
+from epdserve.services.rpc.decode_server import DecodeSessions
+from epdserve.services.rpc.handlers import PrefillHandler, WorkerHandler
+from epdserve.services.rpc.pb import decode_pb2_grpc, prefill_pb2_grpc
+from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer
+
+log = logging.getLogger(__name__)
+
+
+class RpcServer:
+    """A running server.
+
+    Attributes:
+        address: ``host:port`` it really listens on.
+    """
+
+    def __init__(self, server: grpc.aio.Server, address: str, sessions: DecodeSessions | None) -> None:
+        self._server = server
+        self._sessions = sessions
+        self.address = address
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new calls, give running ones ``grace_s`` to end, then cut them off."""
+        if self._sessions is not None:
+            await self._sessions.stop()
+        async with asyncio.timeout(grace_s + 5.0):
+            await self._server.stop(grace_s)
+        log.info("rpc server stopped", extra={"address": self.address})
+
+
+async def serve_prefill(handler: PrefillHandler, *, token: str, address: str = "127.0.0.1:0") -> RpcServer:
+    """Serve a prefill worker.
+
+    Args:
+        handler: Does the work.
+        token: The cluster token.
+        address: ``host:port``; port 0 takes a free one.
+
+    Raises:
+        Unavailable: The address cannot be bound.
+    """
+    server = _new_server(token)
+    prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(handler), server)
+    return RpcServer(server, await _start(server, address), None)
+
+
+async def serve_decode(
+    handler: WorkerHandler, sessions: DecodeSessions, *, token: str, address: str = "127.0.0.1:0"
+) -> RpcServer:
+    """Serve a decode worker; arguments as for ``serve_prefill``. Starts ``sessions``, and stops it with the
+    server.
+
+    Raises:
+        Unavailable: The address cannot be bound.
+    """
+    server = _new_server(token)
+    decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(handler, sessions), server)
+    bound = await _start(server, address)
+    sessions.start()
+    return RpcServer(server, bound, sessions)
+
+
+def _new_server(token: str) -> grpc.aio.Server:
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=[TokenInterceptor(token)])
+
+
+async def _start(server: grpc.aio.Server, address: str) -> str:
+    host, _, _ = address.rpartition(":")
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise Unavailable(f"cannot listen on {address}") from error
+    if port == 0:
+        raise Unavailable(f"cannot listen on {address}")
+    await server.start()
+    log.info("rpc server listens", extra={"address": f"{host}:{port}"})
+    return f"{host}:{port}"
