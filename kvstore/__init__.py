@@ -1,0 +1,1 @@
+"""Keeps and moves blocks of KV bytes. Knows sizes and hashes, never what is inside."""

@@ -1,0 +1,375 @@
+"""The pages of one device: who owns each, what it holds, what may go. Facade of allocator and index.
+
+Thread-safe: one lock, no I/O and no waiting under it. Every method decides before it changes anything, so a
+raised error leaves all pages as they were.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from epdserve.kvstore.allocator import PageAllocator
+from epdserve.kvstore.block_events import EventBuffer
+from epdserve.kvstore.clock import Clock, SystemClock
+from epdserve.kvstore.errors import ConservationError, OutOfPages, WrongPhase
+from epdserve.kvstore.metrics import BlockMetrics
+from epdserve.kvstore.prefix_index import PrefixIndex
+from epdserve.kvstore.types import BlockEvents, BlockHash, BlockInfo, Conservation, PageId
+
+
+class Phase(enum.Enum):
+    """Where a page is in its life."""
+
+    FREE = "free"
+    FILLING = "filling"  # owned by one request, content undefined for everybody else
+    SEALED = "sealed"  # immutable, shared, referenced
+    CACHED = "cached"  # immutable, nobody's
+    QUARANTINED = "quarantined"  # a late write may still land
+
+
+class Event(enum.Enum):
+    """What can happen to a page."""
+
+    RESERVE = "reserve"
+    SEAL = "seal"
+    DUPLICATE = "duplicate"  # sealed, but the block was already here
+    ABORT = "abort"
+    QUARANTINE = "quarantine"
+    TRANSFER_OVER = "transfer_over"
+    PIN = "pin"
+    DESCRIBE = "describe"
+    RELEASE = "release"  # a reference that is not the last
+    LAST_RELEASE = "last_release"
+    RETIRE = (
+        "retire"  # the last reference to a page whose block has a better copy, or such a page unreferenced
+    )
+    HIT = "hit"
+    EVICT = "evict"
+
+
+_NEXT: Final = {  # every other pair is a caller's bug
+    (Phase.FREE, Event.RESERVE): Phase.FILLING,
+    (Phase.FILLING, Event.SEAL): Phase.SEALED,  # immutable and shareable from here
+    (Phase.FILLING, Event.DUPLICATE): Phase.FREE,
+    (Phase.FILLING, Event.ABORT): Phase.FREE,
+    (Phase.FILLING, Event.QUARANTINE): Phase.QUARANTINED,
+    (Phase.QUARANTINED, Event.TRANSFER_OVER): Phase.FREE,
+    (Phase.SEALED, Event.HIT): Phase.SEALED,
+    (Phase.SEALED, Event.PIN): Phase.SEALED,
+    (Phase.SEALED, Event.DESCRIBE): Phase.SEALED,
+    (Phase.SEALED, Event.RELEASE): Phase.SEALED,
+    (Phase.SEALED, Event.LAST_RELEASE): Phase.CACHED,
+    (Phase.SEALED, Event.RETIRE): Phase.FREE,
+    (Phase.CACHED, Event.HIT): Phase.SEALED,
+    (Phase.CACHED, Event.RETIRE): Phase.FREE,
+    (Phase.CACHED, Event.EVICT): Phase.FREE,  # no I/O: durable elsewhere already, or not worth keeping
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    block_hash: BlockHash
+    checksum: int
+    exact: bool
+
+
+class BlockManager:
+    """Reserves, seals, shares and evicts the pages of one device."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        clock: Clock | None = None,
+        *,
+        metrics: BlockMetrics | None = None,
+        event_capacity: int = 65536,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._metrics = metrics or BlockMetrics.unregistered()
+        self._lock = threading.Lock()
+        self._allocator = PageAllocator(num_pages)
+        self._index = PrefixIndex()
+        self._events = EventBuffer(event_capacity)
+        self._phases = [Phase.FREE] * num_pages
+        self._counts = Counter({Phase.FREE: num_pages})
+        self._blocks: dict[PageId, _Block] = {}  # of SEALED and CACHED pages
+
+    def match(self, hashes: Sequence[BlockHash], *, exact: bool) -> list[PageId]:
+        """Longest held prefix of a chain, with one reference taken on each of its pages (SEALED).
+
+        Args:
+            hashes: Chain of a prompt, first block first.
+            exact: Stop at the first block that encoder replay has tainted.
+
+        Returns:
+            Pages in the order of ``hashes``; the caller releases each once.
+        """
+        pages: list[PageId] = []
+        with self._lock:
+            for block_hash in hashes:
+                page = self._index.get(block_hash)
+                if page is None or (exact and not self._blocks[page].exact):
+                    break
+                self._hit(page)
+                pages.append(page)
+        self._metrics.matched(hits=len(pages), misses=len(hashes) - len(pages))
+        return pages
+
+    def peek(self, hashes: Sequence[BlockHash]) -> int:
+        """Length of the longest held prefix in blocks.
+
+        Takes no reference: it may be shorter a moment later.
+        """
+        with self._lock:
+            for length, block_hash in enumerate(hashes):
+                if self._index.get(block_hash) is None:
+                    return length
+        return len(hashes)
+
+    def reserve(self, count: int) -> list[PageId]:
+        """Take ``count`` pages for filling, evicting unreferenced blocks as needed: leaves first,the oldest of them.
+
+        Raises:
+            OutOfPages: Not even eviction yields that many. Nothing was evicted.
+            ValueError: ``count`` is negative.
+        """
+        if count < 0:
+            raise ValueError(f"count must not be negative, got {count}")
+        ages: list[float] = []
+        with self._lock:
+            available = self._allocator.free + self._index.evictable
+            if count > available:
+                self._metrics.refused()
+                raise OutOfPages(count, available)
+            now = self._clock.monotonic()
+            while self._allocator.free < count:
+                victim = self._index.evict()
+                self._events.note(victim.block_hash, held=False)
+                self._free(victim.page, Event.EVICT)
+                ages.append(now - victim.used_at)
+            pages = [self._allocator.take() for _ in range(count)]
+            for page in pages:
+                self._step(page, Event.RESERVE)
+        self._metrics.evicted(ages)
+        return pages
+
+    def seal(
+        self, page: PageId, block_hash: BlockHash, *, parent: BlockHash | None, exact: bool, checksum: int
+    ) -> PageId:
+        """Make a filled page immutable and shareable; returns the page to use from now on, referenced once.
+
+        The first page sealed under a hash wins: a later one is freed and the first one referenced instead.
+        Only an exact page replaces a tainted one; who still references the tainted page keeps it until
+        release.
+
+        Raises:
+            WrongPhase: ``page`` is not being filled.
+        """
+        with self._lock:
+            self._require(page, Event.SEAL)
+            held = self._index.get(block_hash)
+            if held is not None and (self._blocks[held].exact or not exact):
+                self._free(page, Event.DUPLICATE)
+                self._hit(held)
+                self._metrics.sealed(duplicate=True)
+                return held
+            if held is None:
+                self._index.insert(block_hash, page, parent)
+                self._events.note(block_hash, held=True)
+            else:
+                self._replace(held, page, block_hash)
+            self._step(page, Event.SEAL)
+            self._blocks[page] = _Block(block_hash, checksum, exact)
+            self._allocator.add_reference(page)
+        self._metrics.sealed(duplicate=False)
+        return page
+
+    def pin(self, pages: Sequence[PageId]) -> None:
+        """Take one more reference on each of ``pages``, which the caller must hold already. For leases.
+
+        Raises:
+            WrongPhase: A page is not SEALED.
+        """
+        with self._lock:
+            for page in pages:
+                self._require(page, Event.PIN)
+            for page in pages:
+                self._allocator.add_reference(page)
+
+    def release(self, pages: Sequence[PageId]) -> None:
+        """Drop one reference on each of ``pages``; a block without any stays as CACHED until evicted.
+
+        Raises:
+            WrongPhase: A page is not SEALED, or holds fewer references than ``pages`` names it.
+        """
+        with self._lock:
+            for page, times in Counter(pages).items():
+                self._require(page, Event.RELEASE)
+                if self._allocator.references(page) < times:
+                    raise WrongPhase(page, f"referenced {self._allocator.references(page)} times", "release")
+            now = self._clock.monotonic()
+            for page in pages:
+                self._release(page, now)
+
+    def abort(self, pages: Sequence[PageId]) -> None:
+        """Free pages that were being filled.
+
+        Raises:
+            WrongPhase: A page is not FILLING.
+        """
+        self._move(pages, Event.ABORT)
+
+    def quarantine(self, pages: Sequence[PageId]) -> None:
+        """Set apart the destination of a transfer of unknown state: a late write may still land.
+
+        Raises:
+            WrongPhase: A page is not FILLING.
+        """
+        self._move(pages, Event.QUARANTINE)
+
+    def transfer_over(self, pages: Sequence[PageId]) -> None:
+        """Free quarantined pages: the transfer is known to be over, or its agent closed.
+
+        Raises:
+            WrongPhase: A page is not QUARANTINED.
+        """
+        self._move(pages, Event.TRANSFER_OVER)
+
+    def describe(self, page: PageId) -> BlockInfo:
+        """What a handle says of a page the caller holds.
+
+        Raises:
+            WrongPhase: The page is not SEALED.
+        """
+        with self._lock:
+            self._require(page, Event.DESCRIBE)
+            block = self._blocks[page]
+            generation = self._allocator.generation(page)
+        return BlockInfo(page, generation, block.block_hash, block.checksum, block.exact)
+
+    def available(self) -> int:
+        """Pages a reservation could have now: free and evictable ones."""
+        with self._lock:
+            return self._allocator.free + self._index.evictable
+
+    def counts(self) -> Conservation:
+        """Pages by phase."""
+        with self._lock:
+            return self._conservation()
+
+    def drain_events(self) -> BlockEvents:
+        """Changes of the held set since the last call. One reader; it passes batches on to others."""
+        with self._lock:
+            return self._events.drain()
+
+    def snapshot(self) -> tuple[int, tuple[BlockHash, ...]]:
+        """(number of the next event, every hash held).
+
+        Later batches may repeat what the snapshot holds already.
+        """
+        with self._lock:
+            return self._events.next_seq, tuple(self._index.hashes())
+
+    def check(self) -> None:
+        """Recount everything.
+
+        Raises:
+            ConservationError: Pages, references or index do not add up.
+        """
+        with self._lock:
+            problems = self._problems()
+        if problems:
+            raise ConservationError(problems)
+
+    # -- under the lock -------------------------------------------------------------------------------------
+
+    def _require(self, page: PageId, event: Event) -> Phase:
+        phase = self._phases[page] if 0 <= page < len(self._phases) else None
+        if phase is None or (phase, event) not in _NEXT:
+            raise WrongPhase(page, "unknown" if phase is None else phase.value, event.value)
+        return _NEXT[phase, event]
+
+    def _step(self, page: PageId, event: Event) -> None:
+        after = self._require(page, event)
+        self._counts[self._phases[page]] -= 1
+        self._counts[after] += 1
+        self._phases[page] = after
+
+    def _free(self, page: PageId, event: Event) -> None:
+        self._step(page, event)
+        self._blocks.pop(page, None)
+        self._allocator.give_back(page)
+
+    def _move(self, pages: Sequence[PageId], event: Event) -> None:
+        with self._lock:
+            for page, times in Counter(pages).items():
+                self._require(page, event)
+                if times > 1:
+                    raise WrongPhase(page, f"named {times} times", event.value)
+            for page in pages:
+                if self._require(page, event) is Phase.FREE:
+                    self._free(page, event)
+                else:
+                    self._step(page, event)
+
+    def _hit(self, page: PageId) -> None:
+        if self._phases[page] is Phase.CACHED:
+            self._index.hold(self._blocks[page].block_hash)
+        self._step(page, Event.HIT)
+        self._allocator.add_reference(page)
+
+    def _release(self, page: PageId, now: float) -> None:
+        if self._allocator.drop_reference(page):
+            return
+        block_hash = self._blocks[page].block_hash
+        if self._index.get(block_hash) != page:  # replaced by an exact copy
+            self._free(page, Event.RETIRE)
+            return
+        self._index.rest(block_hash, now)
+        self._step(page, Event.LAST_RELEASE)
+
+    def _replace(self, tainted: PageId, page: PageId, block_hash: BlockHash) -> None:
+        if self._phases[tainted] is Phase.CACHED:
+            self._index.hold(block_hash)
+            self._free(tainted, Event.RETIRE)
+        self._index.replace(block_hash, page)
+        self._metrics.replaced()
+
+    def _conservation(self) -> Conservation:
+        by_phase = {phase.value: self._counts[phase] for phase in Phase}
+        return Conservation(**by_phase, total=self._allocator.num_pages)
+
+    def _problems(self) -> list[str]:
+        problems = []
+        counted = Counter(self._phases)
+        for phase in Phase:
+            if counted[phase] != self._counts[phase]:
+                problems.append(
+                    f"{counted[phase]} pages are {phase.value}, {self._counts[phase]} were counted"
+                )
+        if self._conservation().missing:
+            problems.append(f"phases do not add up: {self._conservation()}")
+        free = {page for page, phase in enumerate(self._phases) if phase is Phase.FREE}
+        if free != set(self._allocator.free_pages()) or len(free) != self._allocator.free:
+            problems.append("free list and free pages differ")
+        for page_number, phase in enumerate(self._phases):
+            page = PageId(page_number)
+            if (self._allocator.references(page) > 0) != (phase is Phase.SEALED):
+                problems.append(
+                    f"page {page} is {phase.value} with {self._allocator.references(page)} references"
+                )
+            if (page in self._blocks) != (phase in (Phase.SEALED, Phase.CACHED)):
+                problems.append(f"page {page} is {phase.value}, which does not fit its block")
+            if phase is Phase.CACHED and self._index.get(self._blocks[page].block_hash) != page:
+                problems.append(f"page {page} is cached and not in the index")
+        recounted = self._index.recount()
+        if recounted != (len(self._index), self._index.evictable):
+            problems.append(
+                f"index counts {(len(self._index), self._index.evictable)}, recount gives {recounted}"
+            )
+        return problems

@@ -1,0 +1,178 @@
+"""Which page holds which block, and which unreferenced block may go next.
+
+Blocks form a forest: a block's parent is the one before it in the prompt. A parent is of use without its
+children, a child is of none without its parent, so blocks go leaves first, the least recently used leaf of
+all first. To know how many could go without trying, every node counts its *busy* children: a block is busy
+while it is referenced or any child is busy. Steps that flip a block's business walk up the chain only as far
+as something changes. Not thread-safe; owned by ``BlockManager``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from epdserve.kvstore.types import BlockHash, PageId
+
+
+@dataclass(slots=True)
+class _Node:
+    block_hash: BlockHash
+    parent: BlockHash | None = None
+    page: PageId | None = None  # None: not here, only remembered because children are
+    children: int = 0
+    busy_children: int = 0
+    referenced: bool = False
+    tick: int = 0  # order of last use
+    used_at: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.referenced or self.busy_children > 0
+
+
+class Evicted(NamedTuple):
+    """A block that was just dropped from the index."""
+
+    block_hash: BlockHash
+    page: PageId
+    used_at: float  # Clock.monotonic() of its last use
+
+
+class PrefixIndex:
+    """Hash to page, with leaves-first LRU order over blocks nobody references."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[BlockHash, _Node] = {}
+        self._leaves: list[tuple[int, BlockHash]] = []  # heap; entries whose tick is out of date are skipped
+        self._ticks = 0
+        self._held = 0
+        self._evictable = 0
+
+    def __len__(self) -> int:
+        return self._held
+
+    @property
+    def evictable(self) -> int:
+        """Blocks that can be evicted now, one after the other."""
+        return self._evictable
+
+    def hashes(self) -> Iterator[BlockHash]:
+        """Every block held, in no order."""
+        return (node.block_hash for node in self._nodes.values() if node.page is not None)
+
+    def get(self, block_hash: BlockHash) -> PageId | None:
+        """The page that holds the block."""
+        node = self._nodes.get(block_hash)
+        return None if node is None else node.page
+
+    def insert(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None) -> None:
+        """Add a block that is not held, referenced from the start."""
+        node = self._nodes.setdefault(block_hash, _Node(block_hash))
+        assert node.page is None, f"block {block_hash.hex()} is already held"
+        node.page, node.parent, node.referenced = page, parent, True
+        self._held += 1
+        if parent is not None:
+            # a parent may be unknown here: then its place is kept, so that it is no leaf once it comes
+            self._nodes.setdefault(parent, _Node(parent)).children += 1
+            self._turned_busy(node)
+
+    def replace(self, block_hash: BlockHash, page: PageId) -> None:
+        """Let another page hold a block that is held and referenced."""
+        node = self._nodes[block_hash]
+        assert node.referenced, f"block {block_hash.hex()} is not referenced"
+        node.page = page
+
+    def hold(self, block_hash: BlockHash) -> None:
+        """Note that an unreferenced block has a reference now."""
+        node = self._nodes[block_hash]
+        assert not node.referenced, f"block {block_hash.hex()} is already referenced"
+        was_busy = node.busy
+        node.referenced = True
+        if not was_busy:
+            self._evictable -= 1
+            self._turned_busy(node)
+
+    def rest(self, block_hash: BlockHash, now: float) -> None:
+        """Note that the last reference to a block is gone."""
+        node = self._nodes[block_hash]
+        assert node.referenced, f"block {block_hash.hex()} is not referenced"
+        self._ticks += 1
+        node.referenced, node.tick, node.used_at = False, self._ticks, now
+        if not node.busy:
+            self._evictable += 1
+            self._turned_idle(node)
+        if node.children == 0:
+            self._push_leaf(node)
+
+    def evict(self) -> Evicted:
+        """Drop the least recently used leaf that nobody references.
+
+        Raises:
+            LookupError: Nothing can be evicted.
+        """
+        while self._leaves:
+            tick, block_hash = heapq.heappop(self._leaves)
+            node = self._nodes.get(block_hash)
+            if node is None or node.tick != tick or not self._is_idle_leaf(node):
+                continue
+            assert node.page is not None
+            self._remove(node)
+            return Evicted(block_hash, node.page, node.used_at)
+        raise LookupError("nothing can be evicted")
+
+    def recount(self) -> tuple[int, int]:
+        """(blocks held, blocks evictable) counted from scratch, for ``check``."""
+        busy: set[BlockHash] = set()
+        for node in self._nodes.values():
+            above: _Node | None = node if node.page is not None and node.referenced else None
+            while above is not None and above.page is not None and above.block_hash not in busy:
+                busy.add(above.block_hash)
+                above = None if above.parent is None else self._nodes.get(above.parent)
+        held = sum(node.page is not None for node in self._nodes.values())
+        return held, held - len(busy)
+
+    def _is_idle_leaf(self, node: _Node) -> bool:
+        return node.page is not None and not node.referenced and node.children == 0
+
+    def _remove(self, node: _Node) -> None:
+        del self._nodes[node.block_hash]
+        self._held -= 1
+        self._evictable -= 1
+        parent = None if node.parent is None else self._nodes[node.parent]
+        if parent is None:
+            return
+        parent.children -= 1
+        if parent.children == 0 and parent.page is None:
+            del self._nodes[parent.block_hash]
+        elif self._is_idle_leaf(parent):
+            self._push_leaf(parent)  # with its own, older or newer, last use
+
+    def _push_leaf(self, node: _Node) -> None:
+        heapq.heappush(self._leaves, (node.tick, node.block_hash))
+        if len(self._leaves) > 2 * len(self._nodes) + 1024:  # hits and releases leave dead entries behind
+            self._leaves = [(n.tick, n.block_hash) for n in self._nodes.values() if self._is_idle_leaf(n)]
+            heapq.heapify(self._leaves)
+
+    def _turned_busy(self, node: _Node) -> None:
+        """Tell the chain above that ``node`` became busy."""
+        while node.parent is not None:
+            parent = self._nodes[node.parent]
+            was_busy = parent.busy
+            parent.busy_children += 1
+            if parent.page is None or was_busy:
+                return
+            self._evictable -= 1
+            node = parent
+
+    def _turned_idle(self, node: _Node) -> None:
+        """Tell the chain above that ``node`` is no longer busy."""
+        while node.parent is not None:
+            parent = self._nodes[node.parent]
+            parent.busy_children -= 1
+            if parent.page is None or parent.busy:
+                return
+            self._evictable += 1
+            node = parent

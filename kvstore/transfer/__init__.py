@@ -1,0 +1,1 @@
+"""Moves registered bytes between processes: one protocol, one implementation per transport."""

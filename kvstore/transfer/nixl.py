@@ -1,0 +1,362 @@
+"""Transfer over NIXL's UCX backend: RDMA where there is any, shared memory or TCP elsewhere.
+
+The only import of nixl. What was found by trying (nixl 1.5.1) and shapes this file:
+
+- A request under way cannot be taken back. Releasing its handle, or removing the remote agent, reports success
+  and the bytes land all the same. So a handle is released only once its state is final, and a forgotten peer is
+  removed only once its last request is over. Destroying the agent does stop late bytes.
+- Errors arrive as exceptions: ``nixlRemoteDisconnectError`` some 30 ms after a peer's death.
+- Over shared memory the copy happens inside the call that posts it, without Python's lock. Requests are posted
+  in batches of a few MiB, so that other threads get at the agent in between.
+- Agents are named ``<name>#<random>``: a restarted peer is a new agent for NIXL, never a changed one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from epdserve.kvstore.errors import PeerLost, TransferFailed, TransferUnavailable, UnknownPeer
+from epdserve.kvstore.metrics import TransferMetrics
+from epdserve.kvstore.transfer.base import Copy, TransferState
+from epdserve.kvstore.transfer.plan import Span, batches, coalesce, resolve
+from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId, RegionDescriptor
+
+_log = logging.getLogger(__name__)
+
+_BATCH_BYTES: Final = 8 << 20
+_BATCH_SPANS: Final = 1024
+_FIRST_PAUSE_S: Final = 0.00005
+_LONGEST_PAUSE_S: Final = 0.001
+_SPLIT_TRANSPORTS: Final = ("tcp", "all", "^")  # what a usable UCX_TLS names, or begins with
+
+
+class NixlTransfer:
+    """One NIXL agent of this process. See ``Transfer`` for the contract."""
+
+    def __init__(self, name: str, *, metrics: TransferMetrics | None = None) -> None:
+        """Create the agent ``name``.
+
+        Raises:
+            TransferUnavailable: NIXL is missing, has no UCX plug-in, or UCX finds no transport.
+        """
+        self._name = name
+        self._metrics = metrics or TransferMetrics.unregistered()
+        self._lock = threading.Lock()  # around every call: NIXL itself runs unsynchronised
+        self._door = _Door()
+        self._agent: Any = self._door.open_agent(f"{name}#{secrets.token_hex(6)}")
+        self._regions: dict[str, MemoryRegion] = {}
+        self._peers: dict[PeerId, _Peer] = {}
+        self._current: dict[str, PeerId] = {}  # a peer's name -> its present incarnation
+        self._pending: set[NixlTicket] = set()
+
+    def register(self, region: MemoryRegion) -> None:
+        """See ``Transfer.register``."""
+        with self._lock:
+            agent = self._open_agent()
+            if region.name in self._regions:
+                raise ValueError(f"region {region.name!r} is registered already")
+            kind, device = _memory_kind(region.device_id)
+            try:
+                agent.register_memory([(region.address, region.nbytes, device, "")], kind)
+            except self._door.errors as error:
+                raise TransferUnavailable(f"cannot register {region!r}: {error!r}") from error
+            self._regions[region.name] = region
+
+    def endpoint(self) -> Endpoint:
+        """See ``Transfer.endpoint``."""
+        with self._lock:
+            regions = tuple(region.descriptor() for region in self._regions.values())
+            return Endpoint(self._name, self._open_agent().get_agent_metadata(), regions)
+
+    def connect(self, endpoint: Endpoint) -> PeerId:
+        """See ``Transfer.connect``."""
+        with self._lock:
+            agent = self._open_agent()
+            known = self._peers.get(self._current.get(endpoint.agent, PeerId("")))
+            if known is not None and known.lost:
+                self._let_go_of_lost(known)
+                known = None
+            if known is not None and known.endpoint == endpoint:
+                return known.peer_id
+            try:
+                native = agent.add_remote_agent(endpoint.metadata)
+            except self._door.errors as error:
+                raise TransferFailed(endpoint.agent, f"metadata refused: {error!r}") from error
+            peer_id = PeerId(native.decode() if isinstance(native, bytes) else str(native))
+            if known is not None and known.peer_id == peer_id:
+                known.endpoint = endpoint  # the same incarnation, with more regions
+                return peer_id
+            if known is not None:
+                self._retire(known)
+            self._peers[peer_id] = _Peer(peer_id, endpoint)
+            self._current[endpoint.agent] = peer_id
+            return peer_id
+
+    def forget(self, peer: PeerId) -> None:
+        """See ``Transfer.forget``."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None and not known.retired:
+                self._retire(known)
+
+    def read(self, peer: PeerId, copies: Sequence[Copy]) -> NixlTicket:
+        """See ``Transfer.read``. Over shared memory this copies; other threads run meanwhile."""
+        with self._lock:
+            self._open_agent()
+            known = self._peers.get(peer)
+            if known is None or known.retired:
+                raise UnknownPeer(peer)
+            spans = coalesce(resolve(copies, known.regions, self._regions))
+            ticket = NixlTicket(self, known, sum(copy.nbytes for copy in copies))
+            known.reads += 1
+            self._pending.add(ticket)
+        for batch in batches(spans, max_bytes=_BATCH_BYTES, max_spans=_BATCH_SPANS):
+            with self._lock:
+                self._post(ticket, batch)
+        with self._lock:
+            ticket.posted = True
+            self._advance(ticket)
+        return ticket
+
+    def progress(self) -> None:
+        """See ``Transfer.progress``."""
+        with self._lock:
+            self._open_agent().get_new_notifs()  # drives UCX; nobody sends us notifications, so none are kept
+            for ticket in tuple(self._pending):
+                self._advance(ticket)
+
+    def close(self) -> None:
+        """See ``Transfer.close``."""
+        with self._lock:
+            if self._agent is None:
+                return
+            for ticket in tuple(self._pending):
+                # cancels nothing, but every handle holds on to the agent, which must go for bytes to stop
+                for handle in ticket.handles:
+                    self._release(handle)
+                ticket.handles.clear()
+                ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "the transfer was closed"))
+                self._finish(ticket)
+            self._agent = None  # the last reference: destroys it here and now
+
+    def pending(self) -> int:
+        """Reads that are not known to be over."""
+        return len(self._pending)
+
+    def poll_ticket(self, ticket: NixlTicket) -> TransferState:
+        """``TransferTicket.poll`` of one of our tickets."""
+        with self._lock:
+            self._advance(ticket)
+            return ticket.state
+
+    def missed_deadline(self) -> None:
+        """Count a wait that ended before its transfer."""
+        self._metrics.deadlines_missed.inc()
+
+    # -- under the lock -----------------------------------------------------------------------------------------
+
+    def _open_agent(self) -> Any:
+        if self._agent is None:
+            raise TransferUnavailable(f"transfer {self._name} is closed")
+        return self._agent
+
+    def _post(self, ticket: NixlTicket, batch: Sequence[Span]) -> None:
+        if ticket.error is not None:
+            return
+        if self._agent is None:
+            ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "the transfer was closed"))
+            return
+        remote_kind, remote_device = _memory_kind(batch[0].remote_device)
+        local_kind, local_device = _memory_kind(batch[0].local_device)
+        remote = [(span.remote_address, span.nbytes, remote_device) for span in batch]
+        local = [(span.local_address, span.nbytes, local_device) for span in batch]
+        try:
+            handle = self._agent.initialize_xfer(
+                "READ",
+                self._agent.get_xfer_descs(local, local_kind),
+                self._agent.get_xfer_descs(remote, remote_kind),
+                str(ticket.peer.peer_id),
+            )
+        except self._door.errors as error:
+            self._failed(ticket, error)
+            return
+        ticket.handles.append(handle)
+        self._metrics.descriptors.inc(len(batch))
+        try:
+            self._agent.transfer(handle)
+        except self._door.errors as error:
+            self._failed(ticket, error)
+            ticket.handles.remove(handle)
+            self._release(handle)
+
+    def _advance(self, ticket: NixlTicket) -> None:
+        if ticket.state is not TransferState.PENDING or self._agent is None:
+            return
+        for handle in tuple(ticket.handles):
+            try:
+                state = self._agent.check_xfer_state(handle)
+            except self._door.errors as error:
+                self._failed(ticket, error)
+                state = "ERR"
+            if state == "PROC":
+                continue
+            if state == "ERR":
+                ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "NIXL reports an error"))
+            ticket.handles.remove(handle)
+            self._release(handle)
+        if ticket.posted and not ticket.handles:
+            self._finish(ticket)
+
+    def _failed(self, ticket: NixlTicket, error: Exception) -> None:
+        agent = ticket.peer.endpoint.agent
+        lost = isinstance(error, self._door.disconnected)
+        ticket.peer.lost = ticket.peer.lost or lost
+        ticket.fail(PeerLost(agent, "disconnected") if lost else TransferFailed(agent, repr(error)))
+
+    def _finish(self, ticket: NixlTicket) -> None:
+        ticket.state = TransferState.DONE if ticket.error is None else TransferState.FAILED
+        self._pending.discard(ticket)
+        self._metrics.transfers.labels(outcome=ticket.state.value).inc()
+        if ticket.error is None:
+            self._metrics.bytes.inc(ticket.nbytes)
+            self._metrics.seconds.observe(time.monotonic() - ticket.started_at)
+        ticket.peer.reads -= 1
+        if ticket.peer.retired and ticket.peer.reads == 0:
+            self._remove(ticket.peer)
+
+    def _release(self, handle: Any) -> None:
+        try:
+            handle.release()
+        except self._door.errors:
+            _log.debug("a transfer handle could not be released", exc_info=True)
+
+    def _retire(self, peer: _Peer) -> None:
+        peer.retired = True
+        if self._current.get(peer.endpoint.agent) == peer.peer_id:
+            del self._current[peer.endpoint.agent]
+        if peer.reads == 0:
+            self._remove(peer)
+
+    def _remove(self, peer: _Peer) -> None:
+        self._peers.pop(peer.peer_id, None)
+        if self._agent is None:
+            return
+        try:
+            self._agent.remove_remote_agent(str(peer.peer_id))
+        except self._door.errors:
+            _log.debug("a peer could not be removed", extra={"peer": peer.peer_id}, exc_info=True)
+
+    def _let_go_of_lost(self, peer: _Peer) -> None:
+        """Drop a lost peer so that it can be met anew; NIXL knows it by the same name then."""
+        for ticket in tuple(self._pending):
+            if ticket.peer is peer:
+                self._advance(ticket)
+        if peer.reads:
+            raise TransferFailed(
+                peer.endpoint.agent, f"{peer.reads} reads over its lost connection are not over"
+            )
+        self._retire(peer)
+
+
+class NixlTicket:
+    """A read under way; belongs to its ``NixlTransfer``. See ``TransferTicket`` for the contract."""
+
+    def __init__(self, transfer: NixlTransfer, peer: _Peer, nbytes: int) -> None:
+        self._transfer = transfer
+        self.peer = peer
+        self.nbytes = nbytes
+        self.started_at = time.monotonic()
+        self.handles: list[Any] = []
+        self.posted = False
+        self.state = TransferState.PENDING
+        self._error: TransferFailed | None = None
+
+    @property
+    def error(self) -> TransferFailed | None:
+        """Why the transfer FAILED."""
+        return self._error
+
+    def fail(self, error: TransferFailed) -> None:
+        """Remember the first error; the state follows when every request is over."""
+        self._error = self._error or error
+
+    def poll(self) -> TransferState:
+        """See ``TransferTicket.poll``."""
+        return self._transfer.poll_ticket(self)
+
+    def wait(self, deadline_s: float) -> TransferState:
+        """See ``TransferTicket.wait``."""
+        ends_at = time.monotonic() + deadline_s
+        pause = _FIRST_PAUSE_S
+        while (state := self.poll()) is TransferState.PENDING:
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                self._transfer.missed_deadline()
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return state
+
+
+@dataclass(slots=True)
+class _Peer:
+    peer_id: PeerId  # the name of the peer's agent within NIXL
+    endpoint: Endpoint
+    reads: int = 0
+    retired: bool = False
+    lost: bool = False
+
+    @property
+    def regions(self) -> dict[str, RegionDescriptor]:
+        return {region.name: region for region in self.endpoint.regions}
+
+
+class _Door:
+    """What is used of nixl, imported on first use and kept quiet."""
+
+    def __init__(self) -> None:
+        transports = os.environ.get("UCX_TLS")
+        if transports is not None and not any(name in transports for name in _SPLIT_TRANSPORTS):
+            raise TransferUnavailable(
+                f"UCX_TLS={transports!r} lacks tcp, without which UCX cannot connect peers"
+            )
+        os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # every error also arrives as an exception
+        os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+        raise_exceptions = logging.raiseExceptions
+        try:
+            import nixl._api as api  # type: ignore[import-untyped]
+            import nixl._bindings as bindings  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise TransferUnavailable(f"nixl is not installed: {error}") from error
+        finally:
+            logging.raiseExceptions = raise_exceptions  # nixl turns it off for the whole process
+        self._api: Any = api
+        names = [name for name in dir(bindings) if name.startswith("nixl") and name.endswith("Error")]
+        # they share no base but Exception; pybind11 itself raises the RuntimeError
+        self.errors: tuple[type[Exception], ...] = (
+            RuntimeError,
+            *(getattr(bindings, name) for name in names),
+        )
+        self.disconnected: type[Exception] = bindings.nixlRemoteDisconnectError
+
+    def open_agent(self, name: str) -> Any:
+        # without a progress thread: its default burns a core per agent
+        config = self._api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        try:
+            agent = self._api.nixl_agent(name, config)
+        except self.errors as error:
+            raise TransferUnavailable(f"NIXL agent {name!r} cannot be made: {error!r}") from error
+        if "UCX" not in agent.backends:
+            raise TransferUnavailable("NIXL has no UCX plug-in")
+        return agent
+
+
+def _memory_kind(device_id: int) -> tuple[str, int]:
+    return ("DRAM", 0) if device_id == HOST_MEMORY else ("VRAM", device_id)
