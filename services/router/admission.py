@@ -1,0 +1,63 @@
+"""The door: a bounded number of requests and prompt tokens is inside at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from epdserve.services.errors import Overloaded
+from epdserve.services.policy.admission import AdmissionLimits, AdmissionLoad, retry_after_s
+
+_NEWEST_WEIGHT: Final = 0.1
+
+
+class Admission:
+    """Counts what is inside and remembers how long requests stay. Owned by the event loop.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._requests = 0
+        self._tokens = 0
+        self._mean_stay_s = 0.0
+
+    @property
+    def load(self) -> AdmissionLoad:
+        """What is inside now."""
+        return AdmissionLoad(self._requests, self._tokens, self._mean_stay_s)
+
+    def refuse_if_full(self, prompt_tokens: int = 0) -> None:
+        """Refuse work that could not enter now, before anything is spent on it.
+
+        Raises:
+            Overloaded: No room; ``retry_after_s`` says when there may be some.
+        """
+        wait_s = retry_after_s(self.load, self._limits, prompt_tokens=prompt_tokens)
+        if wait_s is not None:
+            message = f"{self._requests} requests are in flight, the router takes no more"
+            raise Overloaded(message, retry_after_s=wait_s)
+
+    @contextmanager
+    def enter(self, prompt_tokens: int) -> Iterator[None]:
+        """Be inside until the block ends.
+
+        Raises:
+            Overloaded: As ``refuse_if_full``.
+        """
+        self.refuse_if_full(prompt_tokens)
+        entered_at = self._clock()
+        self._requests += 1
+        self._tokens += prompt_tokens
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._tokens -= prompt_tokens
+            stay_s = self._clock() - entered_at
+            old = self._mean_stay_s or stay_s
+            self._mean_stay_s = old + _NEWEST_WEIGHT * (stay_s - old)

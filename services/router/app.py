@@ -1,0 +1,159 @@
+"""The application: chat on raw ASGI, everything small on FastAPI, every error in the API's own body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from epdserve.services.errors import Internal, InvalidRequest, ServiceError
+from epdserve.services.router.chat import ChatEndpoint
+from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.config import RouterConfig
+from epdserve.services.router.http_errors import (
+    MethodNotAllowed,
+    NotFound,
+    error_body,
+    error_headers,
+    status_of,
+)
+from epdserve.services.router.metrics import RouterMetrics
+from epdserve.services.router.parts import RouterParts, assemble
+from epdserve.services.router.shapes import Dialect
+from epdserve.services.router.tokenizer import RouterTokenizer
+from epdserve.services.types import WorkerRole
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+
+def create_app(
+    config: RouterConfig,
+    cluster: Cluster,
+    *,
+    tokenizer: RouterTokenizer | None = None,
+    metrics: RouterMetrics | None = None,
+) -> FastAPI:
+    """The router's ASGI application; its lifespan starts and closes the cluster.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``assemble``.
+    """
+    parts = assemble(config, cluster, clock=time.monotonic, tokenizer=tokenizer, metrics=metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await cluster.start()
+        try:
+            yield
+        finally:
+            await cluster.close()
+
+    app = FastAPI(title="epdserve", version=version("epdserve"), lifespan=lifespan, redirect_slashes=False)
+    app.state.parts = parts
+    for path, dialect in (
+        ("/v1/chat/completions", Dialect.OPENAI),
+        ("/chat/completions", Dialect.DEEPSEEK),
+        ("/beta/chat/completions", Dialect.DEEPSEEK),
+    ):
+        app.router.routes.append(Route(path, ChatEndpoint(parts, dialect), methods=["POST"]))
+    _add_small_routes(app, parts)
+    _add_error_handlers(app)
+    return app
+
+
+def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
+    started_at = int(time.time())
+
+    @app.get("/v1/models")
+    @app.get("/models")
+    async def models(request: Request) -> dict[str, Any]:
+        """The names this server answers to."""
+        _authenticate(request, parts)
+        return {"object": "list", "data": [_model(name, started_at, parts) for name in parts.model_names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """One of them."""
+        _authenticate(request, parts)
+        if name not in parts.model_names:
+            raise NotFound("the model is not served here", param="model")
+        return _model(name, started_at, parts)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready(response: Response) -> dict[str, Any]:
+        """A request would find workers."""
+        counts = {
+            role.value: len(parts.placer.ready(role)) for role in (WorkerRole.PREFILL, WorkerRole.DECODE)
+        }
+        if not all(counts.values()):
+            response.status_code = 503
+        return {"status": "ready" if all(counts.values()) else "waiting", "ready_workers": counts}
+
+    @app.get("/version")
+    async def version_() -> dict[str, str]:
+        """What runs here."""
+        return {"version": version("epdserve"), "model": parts.config.model_name}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model(name: str, created: int, parts: RouterParts) -> dict[str, Any]:
+    context = parts.placer.max_context_tokens() or parts.config.max_context_tokens
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "epdserve",
+        "max_model_len": min(context, parts.config.max_context_tokens),
+    }
+
+
+def _authenticate(request: Request, parts: RouterParts) -> None:
+    parts.keys.authenticate(
+        authorization=request.headers.get("authorization", ""), api_key=request.headers.get("x-api-key", "")
+    )
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    def answer(error: ServiceError) -> Response:
+        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+        return Response(error_body(error), status_of(error), headers, "application/json")
+
+    async def on_service_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        return answer(error)
+
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return answer(NotFound("no such path"))
+        if error.status_code == 405:
+            response = answer(MethodNotAllowed("the path does not take this method"))
+            response.headers.update(error.headers or {})
+            return response
+        return answer(InvalidRequest(error.detail))
+
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(InvalidRequest("a parameter of the request is invalid"))
+
+    async def on_bug(_: Request, error: Exception) -> Response:
+        return answer(Internal("the server failed"))
+
+    app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,47 @@
+"""The workers as the router sees them. HTTP ends before this file, gRPC starts after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
+
+from epdserve.services.types import DecodeJob, KVHandle, PrefillJob, PrefillResult, TokenChunk, WorkerInfo
+
+
+class Cluster(Protocol):
+    """All workers of all roles. One event loop owns it; not thread-safe.
+
+    Calls name a worker that ``workers`` listed. A worker that has gone since raises ``WorkerLost`` with its name.
+    """
+
+    async def start(self) -> None:
+        """Connect; returns once the first view of the workers is there or known to be missing."""
+
+    async def close(self) -> None:
+        """Close every call and connection."""
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The workers as last heard of, in any state; an old view is kept when the registry is away."""
+
+    def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        """How many leading blocks of a hash chain each worker holds; workers without any may be missing."""
+
+    async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
+        """Run a prompt. Cancelling the call cancels the job there.
+
+        Raises:
+            WorkerLost, Draining, Unavailable: Another worker may do it.
+            Overloaded, InvalidRequest, DeadlineExceeded: No other worker would.
+        """
+
+    def decode(self, worker: str, job: DecodeJob) -> AsyncGenerator[TokenChunk, None]:
+        """Tokens of a request, in order and without gaps; ``aclose`` or cancellation ends it there at once.
+
+        Broken streams are resumed inside. The last chunk has a finish reason or an error.
+
+        Raises:
+            WorkerLost: The worker did not come back.
+        """
+
+    async def release(self, handle: KVHandle, *, timeout_s: float) -> bool:
+        """End a lease that nobody will pull; whether it still held."""

@@ -1,0 +1,62 @@
+"""Settings of the router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RouterConfig(BaseModel):
+    """What one router process is told. Defaults start the one-machine setup on loopback.
+
+    Attributes:
+        model_dir: Where ``tokenizer.json`` lies.
+        model_name: The name clients ask for; ``model_aliases`` are other names for it.
+        max_completion_tokens: Cap on what a request without a limit of its own may produce; 0 = the context.
+        keep_alive_s: A silent stream gets a comment this often.
+        send_stall_s: A client that takes no bytes for so long is gone.
+        decode_stall_s: A decode worker that sends nothing for so long is lost.
+        replacement_wait_s: How long a request whose worker died waits for another one to appear.
+        max_resumes: How often a stream may go on elsewhere after its decode worker died.
+        isolation: Whose prompts may share cached blocks: everybody's, a key's, or a user's of a key.
+        keys_file: One ``NAME KEY`` or ``NAME sha256:HEX`` a line; absent = no keys wanted.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    model_dir: Path
+    model_name: str = "deepseek-flash"
+    model_aliases: tuple[str, ...] = ()
+    router_id: str = "router-0"
+
+    registry_url: str = "redis://127.0.0.1:6379/0"
+    cluster_token_file: Path | None = None
+
+    default_thinking: bool = True
+    max_context_tokens: int = Field(1_048_576, ge=2)
+    max_completion_tokens: int = Field(0, ge=0)
+    official_sampling: bool = False
+
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_header_bytes: int = Field(32 * 1024, ge=1024)
+    header_timeout_s: float = Field(10.0, gt=0)
+    body_timeout_s: float = Field(30.0, gt=0)
+    max_connections: int = Field(4096, ge=1)
+    max_in_flight_requests: int = Field(512, ge=1)
+    max_in_flight_tokens: int = Field(4_000_000, ge=1)
+
+    request_deadline_s: float = Field(600.0, gt=0)
+    decode_stall_s: float = Field(60.0, gt=0)
+    replacement_wait_s: float = Field(20.0, ge=0)
+    release_timeout_s: float = Field(2.0, gt=0)
+    max_resumes: int = Field(3, ge=0)
+    keep_alive_s: float = Field(12.0, gt=0)
+    send_stall_s: float = Field(30.0, gt=0)
+    drain_timeout_s: float = Field(30.0, gt=0)
+
+    keys_file: Path | None = None
+    isolation: Literal["none", "key", "user"] = "none"

@@ -1,0 +1,185 @@
+"""One HTTP exchange at the ASGI level: read a bounded body, notice a client that leaves, write answers and streams.
+
+Raw ASGI instead of framework responses: this path carries every token, and needs to see disconnects itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from epdserve.services.errors import Cancelled, PayloadTooLarge, ServiceError
+from epdserve.services.router.http_errors import (
+    BodyTooSlow,
+    UnsupportedEncoding,
+    error_body,
+    error_headers,
+    status_of,
+)
+from starlette.types import Receive, Scope, Send
+
+_JSON: Final = (b"content-type", b"application/json")
+_STREAM_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx would collect events otherwise
+    (b"x-accel-buffering", b"no"),
+)
+# How much of a refused body is read and dropped: a close with unread bytes resets the connection, and the client
+# would lose the answer that says why
+_DISCARD_BYTES: Final = 32 * 2**20
+_DISCARD_S: Final = 2.0
+
+
+class Exchange:
+    """A request being answered. One task owns it.
+
+    Attributes:
+        started: Whether the status line has left.
+        status: Its status, 0 before.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, send_stall_s: float) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._send_stall_s = send_stall_s
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._body_complete = False
+        self._complete = False
+        self.extra_headers: list[tuple[bytes, bytes]] = []
+        self.started = False
+        self.status = 0
+
+    def header(self, name: str) -> str:
+        """A request header, empty if absent; the last one of several."""
+        return self._headers.get(name.encode(), b"").decode("latin-1")
+
+    async def read_body(self, *, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body.
+
+        Raises:
+            PayloadTooLarge: Over ``max_bytes``, said by its length or found while reading; the rest is not read.
+            UnsupportedEncoding: Compressed.
+            BodyTooSlow: Not complete within ``timeout_s``.
+            Cancelled: The client has gone.
+        """
+        if self.header("content-encoding") not in ("", "identity"):
+            raise UnsupportedEncoding("compressed bodies are not accepted")
+        length = self.header("content-length")
+        if length.isdigit() and int(length) > max_bytes:
+            raise PayloadTooLarge(f"the body has {length} bytes, the limit is {max_bytes}")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._body_complete:
+                    part = await self._next_part()
+                    size += len(part)
+                    if size > max_bytes:
+                        raise PayloadTooLarge(f"the body has more than {max_bytes} bytes")
+                    parts.append(part)
+        except TimeoutError:
+            raise BodyTooSlow(f"the body was not complete after {timeout_s} s") from None
+        return b"".join(parts)
+
+    @asynccontextmanager
+    async def watch_client(self) -> AsyncIterator[None]:
+        """Cancel what runs inside as soon as the client has gone, and raise ``Cancelled`` instead."""
+        owner = asyncio.current_task()
+        assert owner is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            # Servers report a disconnect after the last byte as well
+            if not self._complete:
+                gone = True
+                owner.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            try:
+                yield
+            finally:
+                watcher.cancel()
+                # Also the place where a cancellation lands that came after the last await inside
+                await asyncio.wait([watcher])
+        except asyncio.CancelledError:
+            if gone and owner.uncancel() == 0:
+                raise Cancelled("the client has gone") from None
+            raise
+
+    async def answer(
+        self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        """A whole JSON answer."""
+        await self._start(status, [_JSON, (b"content-length", str(len(body)).encode()), *(headers or ())])
+        await self._write(body, more=False)
+
+    async def answer_error(self, error: ServiceError) -> None:
+        """A whole answer that says what went wrong; what is left of the body is read and dropped first."""
+        body = error_body(error)
+        headers = [_JSON, (b"content-length", str(len(body)).encode()), *error_headers(error)]
+        if self._body_complete:
+            await self._start(status_of(error), headers)
+            await self._write(body, more=False)
+            return
+        await self._start(status_of(error), [*headers, (b"connection", b"close")])
+        await self._write(body, more=True)
+        await self._discard()
+        await self._write(b"", more=False)
+
+    async def start_stream(self) -> None:
+        """Headers of an event stream."""
+        await self._start(200, list(_STREAM_HEADERS))
+
+    async def stream(self, events: bytes, *, last: bool = False) -> None:
+        """Bytes of an event stream.
+
+        Raises:
+            Cancelled: The client has taken nothing for too long; its connection is cut.
+        """
+        await self._write(events, more=not last)
+
+    def cut(self) -> None:
+        """Drop the connection without waiting for bytes that nobody reads."""
+        abort: Callable[[], None] | None = self._scope.get("extensions", {}).get("epdserve.abort")
+        if abort is not None:
+            abort()
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started, self.status = True, status
+        await self._send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *self.extra_headers]}
+        )
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        self._complete = not more
+        try:
+            async with asyncio.timeout(self._send_stall_s):
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            self.cut()
+            raise Cancelled(f"the client took no bytes for {self._send_stall_s} s") from None
+
+    async def _next_part(self) -> bytes:
+        message: Any = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client has gone")
+        self._body_complete = not message.get("more_body", False)
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def _discard(self) -> None:
+        left = _DISCARD_BYTES
+        try:
+            async with asyncio.timeout(_DISCARD_S):
+                while left > 0 and not self._body_complete:
+                    left -= len(await self._next_part())
+        except (TimeoutError, Cancelled):
+            return

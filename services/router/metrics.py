@@ -1,0 +1,82 @@
+"""Counters and histograms of the router; README.md has a row for each. Labels come from closed sets only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_FAST_S: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+_SLOW_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+OUTCOMES: Final = (
+    "ok",
+    "invalid_request",
+    "unauthenticated",
+    "model_not_found",
+    "payload_too_large",
+    "overloaded",
+    "cancelled",
+    "internal",
+    "unavailable",
+    "deadline_exceeded",
+)
+# Codes of workers' errors that are told apart in logs, not in series
+_FOLDED: Final = {"draining": "unavailable", "worker_lost": "unavailable", "lease_lost": "unavailable"}
+
+
+class RouterMetrics:
+    """Metrics of one router process in a registry of their own."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        r = self.registry
+        self._requests = Counter(
+            "epdserve_router_requests", "Finished requests by outcome", ["outcome"], registry=r
+        )
+        self._by_outcome = {name: self._requests.labels(name) for name in OUTCOMES}
+        self.in_flight = Gauge("epdserve_router_in_flight_requests", "Requests inside", registry=r)
+        self.prompt_tokens = Counter("epdserve_router_prompt_tokens", "Prompt tokens", registry=r)
+        self.cached_tokens = Counter(
+            "epdserve_router_cached_tokens", "Prompt tokens found in caches", registry=r
+        )
+        self.completion_tokens = Counter("epdserve_router_completion_tokens", "Sampled tokens", registry=r)
+        self.reasoning_tokens = Counter("epdserve_router_reasoning_tokens", "Of these, reasoning", registry=r)
+        self.events = Counter(
+            "epdserve_router_stream_events", "Writes to streams; tokens share them", registry=r
+        )
+        self.unknown_fields = Counter("epdserve_router_unknown_fields", "Body fields ignored", registry=r)
+        self.retries = Counter(
+            "epdserve_router_retries", "Prefills repeated before the first token", registry=r
+        )
+        self.resumes = Counter("epdserve_router_resumes", "Streams continued on another worker", registry=r)
+        self.empty_answers = Counter(
+            "epdserve_router_empty_answers", "Answers that stopped without content and calls", registry=r
+        )
+        self.prompt_size = Histogram(
+            "epdserve_router_prompt_size_tokens", "Prompt length", buckets=_TOKENS, registry=r
+        )
+        self.prepare = Histogram(
+            "epdserve_router_prepare_seconds", "Body read to prefill sent", buckets=_FAST_S, registry=r
+        )
+        self.ttft = Histogram(
+            "epdserve_router_time_to_first_token_seconds",
+            "Request to first token",
+            buckets=_SLOW_S,
+            registry=r,
+        )
+        self.itl = Histogram(
+            "epdserve_router_inter_token_seconds",
+            "Time between token batches of a stream",
+            buckets=_FAST_S,
+            registry=r,
+        )
+        self.e2e = Histogram(
+            "epdserve_router_request_seconds", "Request to last token", buckets=_SLOW_S, registry=r
+        )
+
+    def finished(self, code: str) -> None:
+        """Count a request by how it ended: ``ok`` or an error's code."""
+        outcome = _FOLDED.get(code, code)
+        self._by_outcome[outcome if outcome in self._by_outcome else "internal"].inc()

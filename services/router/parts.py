@@ -1,0 +1,78 @@
+"""What the endpoints of one router share, put together once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from epdserve.services.policy.admission import AdmissionLimits
+from epdserve.services.router.admission import Admission
+from epdserve.services.router.auth import KeyRing
+from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.config import RouterConfig
+from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.metrics import RouterMetrics
+from epdserve.services.router.pipeline import Pipeline, PipelineLimits
+from epdserve.services.router.rendering import ChatRenderer
+from epdserve.services.router.routing import Placer
+from epdserve.services.router.tokenizer import RouterTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class RouterParts:
+    """Everything an endpoint may need; made by ``assemble``."""
+
+    config: RouterConfig
+    cluster: Cluster
+    tokenizer: RouterTokenizer
+    renderer: ChatRenderer
+    placer: Placer
+    pipeline: Pipeline
+    admission: Admission
+    keys: KeyRing
+    metrics: RouterMetrics
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names a request may give."""
+        return (self.config.model_name, *self.config.model_aliases)
+
+
+def assemble(
+    config: RouterConfig,
+    cluster: Cluster,
+    *,
+    clock: Callable[[], float],
+    tokenizer: RouterTokenizer | None = None,
+    metrics: RouterMetrics | None = None,
+) -> RouterParts:
+    """The parts of a router.
+
+    Args:
+        clock: Seconds, monotonic.
+        tokenizer: Loaded from ``config.model_dir`` if absent.
+
+    Raises:
+        FileNotFoundError, ValueError: The model directory or the keys file will not do.
+    """
+    tokenizer = tokenizer if tokenizer is not None else RouterTokenizer.from_directory(config.model_dir)
+    ledger = InFlightLedger()
+    placer = Placer(cluster, ledger)
+    limits = PipelineLimits(
+        decode_stall_s=config.decode_stall_s,
+        replacement_wait_s=config.replacement_wait_s,
+        release_timeout_s=config.release_timeout_s,
+        max_resumes=config.max_resumes,
+    )
+    door = AdmissionLimits(config.max_in_flight_requests, config.max_in_flight_tokens)
+    return RouterParts(
+        config=config,
+        cluster=cluster,
+        tokenizer=tokenizer,
+        renderer=ChatRenderer(tokenizer),
+        placer=placer,
+        pipeline=Pipeline(cluster, placer, ledger, limits),
+        admission=Admission(door, clock),
+        keys=KeyRing.from_file(config.keys_file),
+        metrics=metrics if metrics is not None else RouterMetrics(),
+    )

@@ -1,0 +1,229 @@
+"""The request, top to bottom: place, prefill, decode; one deadline, one retry, and going on after a death.
+
+A worker lost before the first token costs one retry elsewhere. One lost later costs a pause: prompt and delivered
+tokens are prefilled again and decoding goes on at the next offset, so nothing is lost and nothing comes twice.
+Closing the generator (the client has gone) cancels whatever call is running and gives back an unpulled lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from epdserve.services.errors import (
+    DeadlineExceeded,
+    Internal,
+    LeaseLost,
+    ServiceError,
+    Unavailable,
+    WorkerLost,
+)
+from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.request import GenerateRequest, Trail
+from epdserve.services.router.routing import Life, Placer, Route
+from epdserve.services.types import (
+    DecodeJob,
+    FinishReason,
+    KVHandle,
+    PrefillJob,
+    PrefillResult,
+    TokenChunk,
+    TokenIds,
+    token_ids,
+)
+
+_POLL_S: Final = 0.05
+# Before the first token; what comes after is bounded by max_resumes
+_RETRIES: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """How patient the pipeline is; meanings as in ``RouterConfig``."""
+
+    decode_stall_s: float = 60.0
+    replacement_wait_s: float = 20.0
+    release_timeout_s: float = 2.0
+    max_resumes: int = 3
+    # Placement counts on an answer of this many tokens where the request allows more
+    expected_tokens: int = 1024
+
+
+class Pipeline:
+    """Runs requests on a cluster. Owned by the event loop."""
+
+    def __init__(
+        self, cluster: Cluster, placer: Placer, ledger: InFlightLedger, limits: PipelineLimits
+    ) -> None:
+        self._cluster = cluster
+        self._placer = placer
+        self._ledger = ledger
+        self._limits = limits
+
+    async def generate(self, request: GenerateRequest, trail: Trail) -> AsyncGenerator[TokenChunk, None]:
+        """Tokens of a request, in order, offsets without gaps; the last chunk has a finish reason.
+
+        Must be closed (``aclosing``). Writes what happens into ``trail``.
+
+        Raises:
+            ServiceError: It ends in no other way; never with an error inside a chunk.
+        """
+        emitted: list[int] = []
+        lost: set[Life] = set()
+        while True:
+            route = await self._place(request, emitted, lost, trail)
+            try:
+                async with aclosing(self._attempt(route, request, emitted, trail)) as chunks:
+                    async for chunk in chunks:
+                        emitted.extend(chunk.tokens)
+                        yield chunk
+                return
+            except Unavailable as error:
+                self._note_loss(error, route, bool(emitted), lost, trail)
+            if len(emitted) >= request.sampling.max_tokens:
+                # The last token came and its finish reason died with the worker
+                yield TokenChunk(request.request_id, len(emitted), (), FinishReason.LENGTH)
+                return
+
+    async def _place(
+        self, request: GenerateRequest, emitted: list[int], lost: set[Life], trail: Trail
+    ) -> Route:
+        """A route; after a loss, wait a while for a replacement rather than fail."""
+        loop = asyncio.get_running_loop()
+        give_up_at = min(request.deadline_at, loop.time() + self._limits.replacement_wait_s) if lost else 0.0
+        while True:
+            try:
+                route = await self._placer.place(
+                    _continued(request.tokens, emitted),
+                    tenant_key=request.tenant_key,
+                    expected_tokens=min(request.sampling.max_tokens, self._limits.expected_tokens),
+                    avoid=lost,
+                )
+            except Unavailable:
+                if loop.time() >= give_up_at:
+                    raise
+                await asyncio.sleep(_POLL_S)
+                continue
+            trail.placed_at = trail.placed_at or loop.time()
+            trail.prefill_worker, trail.decode_worker = route.prefill.worker, route.decode.worker
+            return route
+
+    def _note_loss(
+        self, error: ServiceError, route: Route, started: bool, lost: set[Life], trail: Trail
+    ) -> None:
+        """Count a loss and avoid the life that was lost.
+
+        Raises:
+            ServiceError: The loss, when there have been too many.
+        """
+        for info in (route.prefill, route.decode):
+            # A lost lease is nobody's death: the same worker may prefill again
+            if info.worker == error.worker and not isinstance(error, LeaseLost):
+                lost.add((info.worker, info.incarnation))
+                trail.lost_workers.append(info.worker)
+        if started:
+            trail.resumes += 1
+            if trail.resumes > self._limits.max_resumes:
+                raise error
+        else:
+            trail.retries += 1
+            if trail.retries > _RETRIES:
+                raise error
+
+    async def _attempt(
+        self, route: Route, request: GenerateRequest, emitted: list[int], trail: Trail
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """One prefill and the decode after it."""
+        loop = asyncio.get_running_loop()
+        tokens = _continued(request.tokens, emitted)
+        job = PrefillJob(request.request_id, tokens, request.tenant_key, request.exact, request.trace)
+        with self._ledger.hold(route.prefill.worker, max(1, len(tokens) - route.hit_tokens)):
+            result = await self._prefill(route, job, request)
+        trail.prefill = trail.prefill or result
+        trail.prefilled_at = trail.prefilled_at or loop.time()
+        decode_job = DecodeJob(
+            request.request_id,
+            request.tokens,
+            request.tenant_key,
+            request.exact,
+            request.sampling,
+            result.handle,
+            token_ids(emitted),
+            request.trace,
+        )
+        with self._ledger.hold(route.decode.worker, len(tokens) + self._limits.expected_tokens):
+            async with aclosing(self._decode(route, decode_job, result.handle, trail)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _prefill(self, route: Route, job: PrefillJob, request: GenerateRequest) -> PrefillResult:
+        remaining_s = request.deadline_at - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the prompt was processed")
+        worker = route.prefill.worker
+        try:
+            return await self._cluster.prefill(worker, job, timeout_s=remaining_s)
+        except ServiceError as error:
+            raise _named(error, worker) from error
+
+    async def _decode(
+        self, route: Route, job: DecodeJob, handle: KVHandle, trail: Trail
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks of a decode worker, checked for gaps; the lease is given back if no token ever came."""
+        loop = asyncio.get_running_loop()
+        offset = len(job.emitted)
+        worker = route.decode.worker
+        pulled = False
+        try:
+            async with aclosing(self._cluster.decode(worker, job)) as chunks:
+                while True:
+                    chunk = await self._next(chunks, worker)
+                    if chunk.error is not None:
+                        raise _named(chunk.error.to_error(), worker)
+                    if chunk.offset != offset:
+                        raise WorkerLost(f"expected output {offset}, got {chunk.offset}", worker=worker)
+                    offset = chunk.end
+                    pulled = True
+                    trail.first_token_at = trail.first_token_at or loop.time()
+                    if chunk.receipt is not None:
+                        trail.decode = chunk.receipt
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+        finally:
+            if not pulled:
+                await self._give_back(handle)
+
+    async def _next(self, chunks: AsyncGenerator[TokenChunk, None], worker: str) -> TokenChunk:
+        try:
+            async with asyncio.timeout(self._limits.decode_stall_s):
+                return await anext(chunks)
+        except TimeoutError:
+            raise WorkerLost(f"no token for {self._limits.decode_stall_s} s", worker=worker) from None
+        except StopAsyncIteration:
+            raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
+
+    async def _give_back(self, handle: KVHandle) -> None:
+        """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""
+        try:
+            await self._cluster.release(handle, timeout_s=self._limits.release_timeout_s)
+        except ServiceError:
+            return
+
+
+def _continued(tokens: TokenIds, emitted: list[int]) -> TokenIds:
+    return token_ids(np.concatenate([tokens, np.array(emitted, dtype="<i4")])) if emitted else tokens
+
+
+def _named(error: ServiceError, worker: str) -> ServiceError:
+    """The error, with the worker that sent it unless it names another one itself."""
+    error.worker = error.worker or worker
+    if isinstance(error, Internal):
+        # What went wrong inside a worker is its log's business, not the client's
+        return Internal(f"{worker} failed", worker=error.worker)
+    return error

@@ -1,0 +1,56 @@
+"""A generation as the router runs it: nothing after this knows HTTP, nothing before it knows workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, SamplingParams, TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """What is to be generated.
+
+    Attributes:
+        deadline_at: Event loop time at which all of it must be over.
+        effort: None if the request does not think; a scheduling signal, the prompt already says it.
+        trace: W3C traceparent, empty if none.
+    """
+
+    request_id: str
+    tokens: TokenIds
+    tenant_key: bytes
+    sampling: SamplingParams
+    deadline_at: float
+    exact: bool = False
+    effort: Effort | None = None
+    trace: str = ""
+
+
+@dataclass(slots=True)
+class Trail:
+    """What happened to a request on its way: for usage, receipts and metrics. Written by the pipeline.
+
+    Times are event loop times in seconds, 0 = not reached.
+
+    Attributes:
+        prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
+    """
+
+    received_at: float
+    body_at: float = 0.0
+    placed_at: float = 0.0
+    prefilled_at: float = 0.0
+    first_token_at: float = 0.0
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    prefill: PrefillResult | None = None
+    decode: DecodeReceipt | None = None
+    retries: int = 0
+    resumes: int = 0
+    lost_workers: list[str] = field(default_factory=list)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Hit length of the prompt."""
+        return 0 if self.prefill is None else self.prefill.cached_tokens

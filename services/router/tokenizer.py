@@ -1,0 +1,59 @@
+"""The model's tokenizer as the router sees it: the recipe's native one, and the ids that mean something.
+
+Everything that knows a marker's spelling takes it from the recipe; nothing here spells one out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepseek_recipe as recipe
+
+
+class RouterTokenizer:
+    """Tokenizer of one model directory, without torch. Thread-safe: the native object is immutable.
+
+    Attributes:
+        native: What the recipe's encoder and stream processor take.
+        eos_id: The only id that ends an answer.
+        think_end_id: Ends the reasoning.
+        dsml_id: Starts tool call markup, also inside the reasoning.
+    """
+
+    def __init__(self, native: recipe.Tokenizer) -> None:
+        self.native = native
+        self.eos_id = _marker_id(native, recipe.SpecialToken.Eos)
+        self.think_end_id = _marker_id(native, recipe.SpecialToken.ThinkingEnd)
+        self.dsml_id = _marker_id(native, recipe.SpecialToken.Dsml)
+        for marker in (
+            recipe.SpecialToken.Bos,
+            recipe.SpecialToken.System,
+            recipe.SpecialToken.User,
+            recipe.SpecialToken.Assistant,
+            recipe.SpecialToken.ThinkingStart,
+        ):
+            _marker_id(native, marker)
+
+    @classmethod
+    def from_directory(cls, model_dir: Path) -> RouterTokenizer:
+        """Load ``tokenizer.json``.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It lacks a marker of the V4.1 chat layout.
+        """
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {model_dir}")
+        return cls(recipe.Tokenizer.from_file(str(path)))
+
+    def number_ids(self, number: int) -> list[int]:
+        """Ids of a decimal number that stands alone (digit groups never merge with their neighbours)."""
+        return self.native.encode(str(number))
+
+
+def _marker_id(native: recipe.Tokenizer, marker: recipe.SpecialToken) -> int:
+    ids = native.encode(marker.default_str())
+    if len(ids) != 1:
+        raise ValueError(f"the tokenizer has no token {marker.default_str()}: it encodes to {len(ids)} ids")
+    return ids[0]

@@ -1,0 +1,185 @@
+"""A cluster in one process that does what a script says, and counts what it was asked to do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from epdserve.services.errors import ServiceError, WorkerLost
+from epdserve.services.types import (
+    DecodeJob,
+    DecodeReceipt,
+    ErrorInfo,
+    FinishReason,
+    KVHandle,
+    PrefillJob,
+    PrefillResult,
+    TailRef,
+    TokenChunk,
+    WorkerInfo,
+    WorkerRole,
+    WorkerState,
+)
+
+ROOT = b"r" * 32
+
+
+def worker_info(name: str, role: WorkerRole, **changes: object) -> WorkerInfo:
+    """An idle, ready worker."""
+    info = WorkerInfo(
+        worker=name,
+        role=role,
+        incarnation="1",
+        address="127.0.0.1:1",
+        metrics_address="127.0.0.1:2",
+        state=WorkerState.READY,
+        cache_root=ROOT,
+        block_tokens=16,
+        max_context_tokens=4096,
+        queued_tokens=0,
+        running=0,
+        free_pages=1000,
+        total_pages=1000,
+        step_age_s=0.0,
+        wire_version=1,
+        model_name="demo",
+    )
+    return replace(info, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Script:
+    """What the model says: ids, in batches of ``batch``, ``gap_s`` apart, then a finish reason.
+
+    Attributes:
+        die_after: Number of outputs after which the decode worker is lost, on its first run only.
+        stop_id: Appended to the ids when the request ends by itself.
+    """
+
+    ids: Sequence[int] = ()
+    stop_id: int | None = 1
+    batch: int = 1
+    gap_s: float = 0.0
+    prefill_s: float = 0.0
+    first_gap_s: float = 0.0
+    cached_tokens: int = 0
+    die_after: int | None = None
+    prefill_errors: list[ServiceError] = field(default_factory=list)
+    decode_errors: list[ServiceError] = field(default_factory=list)
+
+
+class FakeCluster:
+    """Implements the router's ``Cluster`` protocol."""
+
+    def __init__(self, script: Script | None = None, infos: Sequence[WorkerInfo] | None = None) -> None:
+        self.script = script or Script()
+        self.infos = list(
+            infos
+            if infos is not None
+            else [worker_info("p0", WorkerRole.PREFILL), worker_info("d0", WorkerRole.DECODE)]
+        )
+        self.held: dict[bytes, set[str]] = {}
+        self.prefill_jobs: list[tuple[str, PrefillJob]] = []
+        self.decode_jobs: list[tuple[str, DecodeJob]] = []
+        self.open_leases: set[str] = set()
+        self.released: list[str] = []
+        self.running_prefills = 0
+        self.running_decodes = 0
+        self.cancelled_prefills = 0
+        self.cancelled_decodes = 0
+        self.started = self.closed = False
+        self.on_lost: Callable[[str], None] = lambda worker: None
+        self._lease_numbers = itertools.count()
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        return self.infos
+
+    def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for info in self.infos:
+            count = sum(1 for _ in itertools.takewhile(lambda h: info.worker in self.held.get(h, ()), hashes))
+            if count:
+                found[info.worker] = count
+        return found
+
+    async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
+        self.prefill_jobs.append((worker, job))
+        self.running_prefills += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self.script.prefill_s)
+        except asyncio.CancelledError:
+            self.cancelled_prefills += 1
+            raise
+        finally:
+            self.running_prefills -= 1
+        if self.script.prefill_errors:
+            raise self.script.prefill_errors.pop(0)
+        lease = f"lease{next(self._lease_numbers)}"
+        self.open_leases.add(lease)
+        handle = KVHandle(worker, "1", lease, (), TailRef(0, 1, 4096, 0), len(job.tokens))
+        cached = self.script.cached_tokens
+        return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5)
+
+    async def decode(self, worker: str, job: DecodeJob) -> AsyncGenerator[TokenChunk, None]:
+        self.decode_jobs.append((worker, job))
+        self.running_decodes += 1
+        ended = False
+        try:
+            if self.script.decode_errors:
+                raise self.script.decode_errors.pop(0)
+            await asyncio.sleep(self.script.first_gap_s)
+            assert job.handle is not None
+            self.open_leases.discard(job.handle.lease)
+            for chunk in self._chunks(worker, job):
+                ended = chunk.final
+                yield chunk
+                await asyncio.sleep(self.script.gap_s)
+        except ServiceError:
+            ended = True
+            raise
+        finally:
+            self.running_decodes -= 1
+            if not ended:
+                self.cancelled_decodes += 1
+
+    async def release(self, handle: KVHandle, *, timeout_s: float) -> bool:
+        self.released.append(handle.lease)
+        held = handle.lease in self.open_leases
+        self.open_leases.discard(handle.lease)
+        return held
+
+    def _chunks(self, worker: str, job: DecodeJob) -> list[TokenChunk]:
+        """All chunks from the job's offset on; raises through a poisoned last chunk if the worker dies."""
+        stop = [] if self.script.stop_id is None or job.sampling.ignore_eos else [self.script.stop_id]
+        ids = [*self.script.ids, *stop][: job.sampling.max_tokens]
+        reason = (
+            FinishReason.STOP
+            if len(ids) == len(self.script.ids) + len(stop) and stop
+            else FinishReason.LENGTH
+        )
+        chunks = []
+        for start in range(len(job.emitted), len(ids), self.script.batch):
+            end = min(start + self.script.batch, len(ids))
+            if self.script.die_after is not None and start >= self.script.die_after:
+                self.script.die_after = None
+                self.on_lost(worker)
+                error = WorkerLost("the worker died", worker=worker)
+                chunks.append(TokenChunk(job.request_id, start, (), None, ErrorInfo.of(error)))
+                return chunks
+            last = end == len(ids)
+            receipt = DecodeReceipt(worker, pulled_tokens=len(job.tokens), steps=len(ids)) if last else None
+            chunks.append(
+                TokenChunk(
+                    job.request_id, start, tuple(ids[start:end]), reason if last else None, None, receipt
+                )
+            )
+        return chunks
