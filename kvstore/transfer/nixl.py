@@ -358,5 +358,14 @@ class _Door:
         return agent
 
 
+def shipped_plugins() -> list[str]:
+    """Names of the back ends that the installed NIXL brings; whether one works is for its use to show.
+
+    Raises:
+        TransferUnavailable: As ``NixlTransfer``.
+    """
+    return sorted(str(name) for name in _Door().open_agent("plugins").get_plugin_list())
+
+
 def _memory_kind(device_id: int) -> tuple[str, int]:
     return ("DRAM", 0) if device_id == HOST_MEMORY else ("VRAM", device_id)

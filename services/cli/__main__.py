@@ -70,6 +70,32 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Folder to write; 
 
 
 @app.command()
+def logits(
+    model_dir: Annotated[Path, typer.Argument(help="Checkpoint in the official format.")],
+    ids: Annotated[Path, typer.Option(help="JSON list of token ids.")],
+    out: Annotated[Path, typer.Option(help="File to write: array logits [T, vocabulary] float32.")],
+    precision: Annotated[str, typer.Option(help="f32, f32q, bf16q or native.")] = "f32q",
+    prefill: Annotated[
+        int | None, typer.Option(help="Prompt length; single steps run the rest. All ids if not given.")
+    ] = None,
+    chunk: Annotated[
+        int | None, typer.Option(help="Rows of one prefill step; the whole prompt if not given.")
+    ] = None,
+    encoder_hit: Annotated[
+        int, typer.Option(help="Tokens found in the prefix cache, with encoder replay; even.")
+    ] = 0,
+    decoder_replay: Annotated[
+        bool, typer.Option(help="Upper layers run on the prompt's last window only.")
+    ] = False,
+) -> None:
+    """Write the logits after each of the given token ids, through the code that serves."""
+    from epdserve.services.cli import logits as command
+
+    options = command.LogitsOptions(precision, prefill, chunk, encoder_hit, decoder_replay)
+    command.run(model_dir, ids, out, options)
+
+
+@app.command()
 def chat(
     message: Annotated[
         str | None, typer.Argument(help="Ask this one thing and leave; else talk, or read standard input.")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from epdserve.services.cli import checks
 from epdserve.services.cli.checks import Finding, Verdict
@@ -37,9 +38,24 @@ names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
 print(json.dumps({"devices": names, "threads": torch.get_num_threads()}))
 """
 _TRANSFER_PROBE = """
-import json
-from epdserve.kvstore.transfer.nixl import available_plugins
-print(json.dumps({"plugins": sorted(available_plugins())}))
+import json, os, time
+import numpy as np
+from epdserve.kvstore.transfer.base import Copy, TransferState
+from epdserve.kvstore.transfer.nixl import NixlTransfer, shipped_plugins
+from epdserve.kvstore.types import HOST_MEMORY, MemoryRegion
+
+nbytes = 1 << 20
+source = np.frombuffer(os.urandom(nbytes), np.uint8).copy()
+target = np.zeros(nbytes, np.uint8)
+holder, reader = NixlTransfer("holder"), NixlTransfer("reader")
+holder.register(MemoryRegion("bytes", source.ctypes.data, nbytes, 1, HOST_MEMORY))
+reader.register(MemoryRegion("bytes", target.ctypes.data, nbytes, 1, HOST_MEMORY))
+ticket = reader.read(reader.connect(holder.endpoint()), [Copy("bytes", 0, "bytes", 0, nbytes)])
+give_up_at = time.monotonic() + 10
+while ticket.wait(0.001) is TransferState.PENDING and time.monotonic() < give_up_at:
+    holder.progress()
+moved = ticket.poll() is TransferState.DONE and bool((source == target).all())
+print(json.dumps({"plugins": shipped_plugins(), "moved": moved}))
 """
 _STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.NOT_FINE: "bold red"}
 
@@ -109,21 +125,21 @@ def _check_devices() -> Finding:
 def _check_transfer() -> Finding:
     subject = "NIXL plug-ins"
     try:
-        plugins = _probe(_TRANSFER_PROBE)["plugins"]
+        seen = _probe(_TRANSFER_PROBE)
     except _ProbeError as failure:
         return Finding(subject, Verdict.NOT_FINE, str(failure), REINSTALL)
-    if "UCX" in plugins:
-        return Finding(subject, Verdict.FINE, ", ".join(plugins))
-    return Finding(
-        subject, Verdict.NOT_FINE, ", ".join(plugins) or "none", "the UCX plug-in moves KV; reinstall nixl"
-    )
+    if not seen["moved"]:
+        remedy = "look at UCX_TLS and UCX_NET_DEVICES; ucx_info -d lists what UCX finds"
+        return Finding(subject, Verdict.NOT_FINE, "UCX did not move 1 MiB between two agents", remedy)
+    others = ", ".join(name for name in seen["plugins"] if name != "UCX")
+    return Finding(subject, Verdict.FINE, f"UCX moved 1 MiB between two agents; also there: {others}")
 
 
 class _ProbeError(Exception):
     """The child did not answer; the message is its last line."""
 
 
-def _probe(program: str) -> dict[str, list[str]]:
+def _probe(program: str) -> dict[str, Any]:
     command = [sys.executable, "-P", "-c", program]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=False)
@@ -132,5 +148,5 @@ def _probe(program: str) -> dict[str, list[str]]:
     if child.returncode != 0:
         lines = child.stderr.strip().splitlines()
         raise _ProbeError(lines[-1] if lines else f"exit status {child.returncode}")
-    answer: dict[str, list[str]] = json.loads(child.stdout.strip().splitlines()[-1])
+    answer: dict[str, Any] = json.loads(child.stdout.strip().splitlines()[-1])
     return answer

@@ -1,13 +1,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from epdserve.services.cli.demo_model import run as write_demo
 from epdserve.services.cli.errors import CommandError
-from epdserve.services.cli.logits import read_ids
+from epdserve.services.cli.logits import LogitsOptions
+from epdserve.services.cli.logits import run as run_logits
+from safetensors.numpy import load_file
 
 
 def epdserve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,20 +47,37 @@ def test_a_command_that_cannot_go_on_says_one_line(tmp_path: Path) -> None:
 
 def test_a_demo_model_never_overwrites(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(CommandError, match="not an empty folder"):
+    with pytest.raises(CommandError, match="not a demo model"):
         write_demo(tmp_path)
 
 
-def test_ids_are_read(tmp_path: Path) -> None:
+OPTIONS = LogitsOptions(precision="f32", prefill=None, chunk=None, encoder_hit=0, decoder_replay=False)
+GOLDEN_MODEL = Path(__file__).parents[2] / "golden" / "tiny"
+
+
+def test_logits_come_from_ids(tmp_path: Path) -> None:
     (tmp_path / "ids.json").write_text("[3, 1, 2]")
-    assert read_ids(tmp_path / "ids.json") == [3, 1, 2]
+    run_logits(GOLDEN_MODEL, tmp_path / "ids.json", tmp_path / "out.safetensors", OPTIONS)
+    logits = load_file(tmp_path / "out.safetensors")["logits"]
+    assert (logits.shape, logits.dtype) == ((3, 512), np.float32)
+    assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "[1.5]", '["1"]', "[true]", "[-1]", "[[1]]"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[1.5]", '["1"]', "[true]", "[-1]", "[[1]]", "[512]"])
 def test_what_is_no_list_of_ids_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "ids.json").write_text(content)
+    with pytest.raises(CommandError):
+        run_logits(GOLDEN_MODEL, tmp_path / "ids.json", tmp_path / "out.safetensors", OPTIONS)
+
+
+def test_missing_files_and_unknown_precisions_are_named(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(CommandError, match=r"config\.json"):
+        run_logits(tmp_path, tmp_path / "ids.json", out, OPTIONS)
     with pytest.raises(CommandError, match=r"ids\.json"):
-        read_ids(tmp_path / "ids.json")
+        run_logits(GOLDEN_MODEL, tmp_path / "ids.json", out, OPTIONS)
+    with pytest.raises(CommandError, match="f32, f32q, bf16q, native"):
+        run_logits(GOLDEN_MODEL, tmp_path / "ids.json", out, replace(OPTIONS, precision="int4"))
 
 
 def test_doctor_reports_as_a_table_and_a_status() -> None:
