@@ -220,7 +220,7 @@ class DecodeSession:
             # no deadline on the call, the stream lasts: silence_s and keepalive pings watch over it
             call = decode_pb2_grpc.DecodeStub(channel).Session(None, metadata=self._metadata)
             async with asyncio.timeout(self._connect_s()):
-                await call.write(decode_pb2.RouterFrame(hello=self._hello))
+                await _send(call, decode_pb2.RouterFrame(hello=self._hello))
                 frame = _frame(await call.read())
             self._welcome(frame)
             async with asyncio.TaskGroup() as group:
@@ -264,12 +264,13 @@ class DecodeSession:
             # cleared before looking: what is set while we write makes us look again
             table.wake.clear()
             for frame in table.control_frames():
-                await call.write(frame)
+                await _send(call, frame)
             if table.acks_waiting and loop.time() >= acknowledge_at:
-                await call.write(table.ack_frame())
+                await _send(call, table.ack_frame())
                 acknowledge_at = loop.time() + self._limits.acknowledge_s
             if self._closing:
-                await call.done_writing()
+                with contextlib.suppress(asyncio.InvalidStateError):  # ended already
+                    await call.done_writing()
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(acknowledge_at if table.acks_waiting else None):
@@ -279,6 +280,13 @@ class DecodeSession:
         for stream in self._table:
             # an error of its own for each: how many tokens were delivered is a field of it
             self._table.end(stream, type(error)(error.message, worker=error.worker))
+
+
+async def _send(call: StreamCall, frame: decode_pb2.RouterFrame) -> None:
+    try:
+        await call.write(frame)
+    except asyncio.InvalidStateError:
+        _frame(await call.read())  # the call has ended; reading tells why
 
 
 def _frame(read: object) -> decode_pb2.DecodeFrame:
