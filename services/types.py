@@ -347,7 +347,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TransferRegion:
-    """A registered memory region of a peer."""
+    """A registered memory region of a peer; ``device_id`` is -1 for host memory."""
 
     name: str
     address: int

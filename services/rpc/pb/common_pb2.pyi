@@ -286,6 +286,7 @@ class TransferRegion(_message.Message):
     stride: _builtins.int
     count: _builtins.int
     device_id: _builtins.int
+    """-1: host memory"""
     def __init__(
         self,
         *,
