@@ -60,7 +60,7 @@ class ChatEndpoint:
         exchange.extra_headers.append((b"x-request-id", request_id.encode()))
         failure: ServiceError
         try:
-            await self._serve(exchange, request_id)
+            await self._serve(exchange)
             return "ok"
         except ServiceError as error:
             failure = error
@@ -70,7 +70,7 @@ class ChatEndpoint:
         await self._fail(exchange, failure)
         return failure.code
 
-    async def _serve(self, exchange: Exchange, request_id: str) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
         parts, config = self._parts, self._parts.config
         trail = Trail(received_at=asyncio.get_running_loop().time())
         key_name = parts.keys.authenticate(
@@ -80,7 +80,8 @@ class ChatEndpoint:
         raw = await exchange.read_body(max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
         trail.body_at = asyncio.get_running_loop().time()
         trace = exchange.header("traceparent")
-        caller = Caller(request_id, key_name, trace if _TRACE.fullmatch(trace) else "")
+        # The caller's id is not ours: it may come twice
+        caller = Caller(secrets.token_hex(16), key_name, trace if _TRACE.fullmatch(trace) else "")
         async with exchange.watch_client():
             call = await prepare_chat(raw, parts, caller)
             del raw
@@ -89,7 +90,7 @@ class ChatEndpoint:
 
     async def _run(self, exchange: Exchange, call: ChatCall, trail: Trail) -> None:
         parser = OutputParser(call.chat, self._parts.tokenizer, call.request.sampling.stop_token_ids)
-        head = AnswerHead("chatcmpl-" + secrets.token_hex(16), call.body.model, int(time.time()))
+        head = AnswerHead("chatcmpl-" + call.request.request_id, call.body.model, int(time.time()))
         try:
             if call.body.stream:
                 await self._stream(exchange, call, trail, parser, head)

@@ -33,7 +33,7 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and how the request is called in logs and on other processes."""
+    """Who asks, and how the request is called on other processes."""
 
     request_id: str
     key_name: str

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from epdserve.services.types import DecodeJob, KVHandle, PrefillJob, PrefillResult, TokenChunk, WorkerInfo
+
+
+class TokenStream(Protocol):
+    """Chunks of one request, in order and without gaps; ends after a chunk with a finish reason.
+
+    What goes wrong is raised from iterating it as ``ServiceError``, after all tokens that came before.
+    """
+
+    def __aiter__(self) -> TokenStream:
+        """Itself."""
+
+    async def __anext__(self) -> TokenChunk:
+        """Everything that is ready, waiting for something if nothing is."""
+
+    async def aclose(self) -> None:
+        """Leave; a request that has not ended is cancelled at its worker at once."""
 
 
 class Cluster(Protocol):
@@ -34,13 +50,10 @@ class Cluster(Protocol):
             Overloaded, InvalidRequest, DeadlineExceeded: No other worker would.
         """
 
-    def decode(self, worker: str, job: DecodeJob) -> AsyncGenerator[TokenChunk, None]:
-        """Tokens of a request, in order and without gaps; ``aclose`` or cancellation ends it there at once.
+    def decode(self, worker: str, job: DecodeJob, *, timeout_s: float) -> TokenStream:
+        """Tokens of a request; its id must be new to the worker. Broken connections are resumed inside.
 
-        Broken streams are resumed inside. The last chunk has a finish reason or an error.
-
-        Raises:
-            WorkerLost: The worker did not come back.
+        Iterating raises ``WorkerLost`` if the worker did not come back.
         """
 
     async def release(self, handle: KVHandle, *, timeout_s: float) -> bool:

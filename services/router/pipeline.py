@@ -22,7 +22,7 @@ from epdserve.services.errors import (
     Unavailable,
     WorkerLost,
 )
-from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.cluster import Cluster, TokenStream
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Life, Placer, Route
@@ -141,13 +141,15 @@ class Pipeline:
         """One prefill and the decode after it."""
         loop = asyncio.get_running_loop()
         tokens = _continued(request.tokens, emitted)
-        job = PrefillJob(request.request_id, tokens, request.tenant_key, request.exact, request.trace)
+        # Workers take every id once in their lives, and a request may come to one twice
+        attempt_id = f"{request.request_id}.{trail.retries + trail.resumes}"
+        job = PrefillJob(attempt_id, tokens, request.tenant_key, request.exact, request.trace)
         with self._ledger.hold(route.prefill.worker, max(1, len(tokens) - route.hit_tokens)):
             result = await self._prefill(route, job, request)
         trail.prefill = trail.prefill or result
         trail.prefilled_at = trail.prefilled_at or loop.time()
         decode_job = DecodeJob(
-            request.request_id,
+            attempt_id,
             request.tokens,
             request.tenant_key,
             request.exact,
@@ -157,56 +159,59 @@ class Pipeline:
             request.trace,
         )
         with self._ledger.hold(route.decode.worker, len(tokens) + self._limits.expected_tokens):
-            async with aclosing(self._decode(route, decode_job, result.handle, trail)) as chunks:
+            stream = self._cluster.decode(
+                route.decode.worker, decode_job, timeout_s=_remaining_s(request.deadline_at)
+            )
+            async with aclosing(self._checked(route, stream, decode_job, trail)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _prefill(self, route: Route, job: PrefillJob, request: GenerateRequest) -> PrefillResult:
-        remaining_s = request.deadline_at - asyncio.get_running_loop().time()
-        if remaining_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the prompt was processed")
         worker = route.prefill.worker
         try:
-            return await self._cluster.prefill(worker, job, timeout_s=remaining_s)
+            return await self._cluster.prefill(worker, job, timeout_s=_remaining_s(request.deadline_at))
         except ServiceError as error:
             raise _named(error, worker) from error
 
-    async def _decode(
-        self, route: Route, job: DecodeJob, handle: KVHandle, trail: Trail
+    async def _checked(
+        self, route: Route, stream: TokenStream, job: DecodeJob, trail: Trail
     ) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of a decode worker, checked for gaps; the lease is given back if no token ever came."""
+        assert job.handle is not None
         loop = asyncio.get_running_loop()
         offset = len(job.emitted)
         worker = route.decode.worker
         pulled = False
         try:
-            async with aclosing(self._cluster.decode(worker, job)) as chunks:
+            async with aclosing(stream):
                 while True:
-                    chunk = await self._next(chunks, worker)
-                    if chunk.error is not None:
-                        raise _named(chunk.error.to_error(), worker)
+                    chunk = await self._next(stream, worker)
                     if chunk.offset != offset:
                         raise WorkerLost(f"expected output {offset}, got {chunk.offset}", worker=worker)
                     offset = chunk.end
                     pulled = True
                     trail.first_token_at = trail.first_token_at or loop.time()
-                    if chunk.receipt is not None:
-                        trail.decode = chunk.receipt
+                    trail.decode = chunk.receipt or trail.decode
                     yield chunk
                     if chunk.finish_reason is not None:
                         return
         finally:
             if not pulled:
-                await self._give_back(handle)
+                await self._give_back(job.handle)
 
-    async def _next(self, chunks: AsyncGenerator[TokenChunk, None], worker: str) -> TokenChunk:
+    async def _next(self, stream: TokenStream, worker: str) -> TokenChunk:
         try:
             async with asyncio.timeout(self._limits.decode_stall_s):
-                return await anext(chunks)
+                chunk = await anext(stream)
         except TimeoutError:
             raise WorkerLost(f"no token for {self._limits.decode_stall_s} s", worker=worker) from None
         except StopAsyncIteration:
             raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
+        except ServiceError as error:
+            raise _named(error, worker) from error
+        if chunk.error is not None:
+            raise _named(chunk.error.to_error(), worker)
+        return chunk
 
     async def _give_back(self, handle: KVHandle) -> None:
         """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""
@@ -218,6 +223,13 @@ class Pipeline:
 
 def _continued(tokens: TokenIds, emitted: list[int]) -> TokenIds:
     return token_ids(np.concatenate([tokens, np.array(emitted, dtype="<i4")])) if emitted else tokens
+
+
+def _remaining_s(deadline_at: float) -> float:
+    remaining_s = deadline_at - asyncio.get_running_loop().time()
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline of the request passed")
+    return remaining_s
 
 
 def _named(error: ServiceError, worker: str) -> ServiceError:

@@ -105,9 +105,9 @@ class FakeCluster:
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for info in self.infos:
-            count = sum(1 for _ in itertools.takewhile(lambda h: info.worker in self.held.get(h, ()), hashes))
-            if count:
-                found[info.worker] = count
+            has = [info.worker in self.held.get(block_hash, ()) for block_hash in hashes]
+            if has and has[0]:
+                found[info.worker] = (*has, False).index(False)
         return found
 
     async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
@@ -129,7 +129,9 @@ class FakeCluster:
         cached = self.script.cached_tokens
         return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5)
 
-    async def decode(self, worker: str, job: DecodeJob) -> AsyncGenerator[TokenChunk, None]:
+    async def decode(
+        self, worker: str, job: DecodeJob, *, timeout_s: float
+    ) -> AsyncGenerator[TokenChunk, None]:
         self.decode_jobs.append((worker, job))
         self.running_decodes += 1
         ended = False
