@@ -12,7 +12,6 @@ from enum import Enum
 
 import numpy as np
 import torch
-
 from epdserve.kernels.rope import rotations
 
 NGRAM_CONTEXT = 4  # own token and three before it (config: engram_max_ngram_size)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-
 from epdserve.kernels.checksum import page_checksums
 from epdserve.model.batch import NGRAM_CONTEXT, IntArray
 from epdserve.model.config import ModelConfig
@@ -70,7 +69,9 @@ class TailLayout:
     @property
     def payload_bytes(self) -> int:
         """Bytes that the checksum covers, a multiple of 8."""
-        used = self.windows_bytes + self.pairs_bytes + self.open_block_bytes + self.exit_bytes + self.ids_bytes
+        used = (
+            self.windows_bytes + self.pairs_bytes + self.open_block_bytes + self.exit_bytes + self.ids_bytes
+        )
         return -(-used // 8) * 8
 
     @property
@@ -117,15 +118,8 @@ def write_tail(
     last[len(last) - len(known) :] = known
     ids.copy_(last.view(torch.uint8))
     checksum = tail_checksum(record_B, layout, identity)
-    header = _HEADER.pack(
-        _MAGIC,
-        TAIL_VERSION,
-        _HAS_EXIT if exit_D is not None else 0,
-        identity,
-        checksum,
-        len(tokens),
-        layout.payload_bytes,
-        layout.fingerprint,
+    header = _header(
+        layout, tokens=len(tokens), identity=identity, checksum=checksum, has_exit=exit_D is not None
     )
     at = layout.payload_bytes
     record_B[at : at + len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
@@ -142,8 +136,9 @@ def read_tail(
     tokens: IntArray,
     identity: bytes,
     checksum: int,
+    has_exit: bool,
 ) -> torch.Tensor | None:
-    """Verify a record and restore a request from it; returns the exit vector (hidden,) float32 if it has one.
+    """Verify a record and restore a request from it; returns the exit vector (hidden,) float32 if promised.
 
     Nothing is written before everything is verified.
 
@@ -151,12 +146,8 @@ def read_tail(
         TailError: The bytes, the identity, the token count, the last ids or the layout are not the expected ones.
     """
     at = layout.payload_bytes
-    header = bytes(record_B[at : at + _HEADER.size].tolist())
-    expected = _HEADER.pack(
-        _MAGIC, TAIL_VERSION, 0, identity, checksum, len(tokens), layout.payload_bytes, layout.fingerprint
-    )
-    flags = int.from_bytes(header[6:8], "little")
-    if header[:6] + header[8:] != expected[:6] + expected[8:]:
+    expected = _header(layout, tokens=len(tokens), identity=identity, checksum=checksum, has_exit=has_exit)
+    if bytes(record_B[at : at + _HEADER.size].tolist()) != expected:
         raise TailError("the record's header is not the promised one")
     if tail_checksum(record_B, layout, identity) != checksum:
         raise TailError("the record's bytes do not match its checksum")
@@ -169,9 +160,16 @@ def read_tail(
     slot_pairs.copy_(pairs.clone().view(torch.float32).view(slot_pairs.shape))
     if page is not None:
         pools.pages[page, : layout.open_block_bytes] = open_block
-    return exit_part.clone().view(torch.float32) if flags & _HAS_EXIT else None
+    return exit_part.clone().view(torch.float32) if has_exit else None
 
 
 def tail_checksum(record_B: torch.Tensor, layout: TailLayout, identity: bytes) -> int:
     """Checksum of a record's sections."""
     return page_checksums(record_B[None], [0], layout.payload_bytes, [identity])[0]
+
+
+def _header(layout: TailLayout, *, tokens: int, identity: bytes, checksum: int, has_exit: bool) -> bytes:
+    flags = _HAS_EXIT if has_exit else 0
+    return _HEADER.pack(
+        _MAGIC, TAIL_VERSION, flags, identity, checksum, tokens, layout.payload_bytes, layout.fingerprint
+    )

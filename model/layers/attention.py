@@ -7,7 +7,6 @@ ones: ``write_kv`` first, then ``attend``.
 from collections.abc import Mapping
 
 import torch
-
 from epdserve.kernels.attention import sink_attention
 from epdserve.kernels.linear import grouped_linear
 from epdserve.kernels.norm import rms_norm
@@ -43,11 +42,11 @@ class Attention:
         self.sink_H = weights[prefix + "attn_sink"].float()
         is_source = spec.mode is LayerMode.FULL
         self.compressor = Compressor(config, spec, weights, precision) if is_source else None
-        self.indexer = (
-            Indexer(config, spec, weights, precision) if spec.index_source == spec.index else None
-        )
+        self.indexer = Indexer(config, spec, weights, precision) if spec.index_source == spec.index else None
 
-    def write_kv(self, x_TD: torch.Tensor, rows: QueryRows, plan: WindowPlan, context: ForwardContext) -> torch.Tensor:
+    def write_kv(
+        self, x_TD: torch.Tensor, rows: QueryRows, plan: WindowPlan, context: ForwardContext
+    ) -> torch.Tensor:
         """Write window rows and, in a KV source, compressed entries of ``x_TD`` (normed attention input).
 
         Returns:
@@ -65,7 +64,12 @@ class Attention:
         return keys
 
     def attend(
-        self, x_TD: torch.Tensor, keys_KD: torch.Tensor, rows: QueryRows, plan: WindowPlan, context: ForwardContext
+        self,
+        x_TD: torch.Tensor,
+        keys_KD: torch.Tensor,
+        rows: QueryRows,
+        plan: WindowPlan,
+        context: ForwardContext,
     ) -> torch.Tensor:
         """(T, hidden) normed input of ``rows`` -> (T, hidden)."""
         qr = rms_norm(self.wq_a(x_TD), self.q_norm, self.eps)
@@ -88,5 +92,7 @@ class Attention:
         return rows.compressed_rotation if self.spec.ratio else rows.window_rotation
 
     def _index_source(self) -> int:
-        assert self.spec.index_source is not None, f"layer {self.spec.index} reads a cache without an index source"
+        assert self.spec.index_source is not None, (
+            f"layer {self.spec.index} reads a cache without an index source"
+        )
         return self.spec.index_source

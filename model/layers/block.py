@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-
 from epdserve.model.batch import QueryRows, WindowPlan
 from epdserve.model.config import ModelConfig
 from epdserve.model.layer_plan import LayerSpec
@@ -46,7 +45,9 @@ class Block:
         self.ffn_hyper = HyperConnection(config, spec.index, "ffn", weights)
         self.moe = MoE(config, spec, weights, precision)
 
-    def forward(self, residual: Residual, rows: QueryRows, plan: WindowPlan, context: ForwardContext) -> Residual:
+    def forward(
+        self, residual: Residual, rows: QueryRows, plan: WindowPlan, context: ForwardContext
+    ) -> Residual:
         """Run the layer on ``rows``; ``plan`` has queries and keys over these rows."""
         residual = self.inject(residual, rows, context)
         x_TD = self.attn_hyper.collapse(residual.streams_TnD, residual.carried_Tn)
@@ -67,7 +68,12 @@ class Block:
         return self.attention.write_kv(x_TD, rows, plan, context)
 
     def finish(
-        self, residual: Residual, keys_KD: torch.Tensor, rows: QueryRows, plan: WindowPlan, context: ForwardContext
+        self,
+        residual: Residual,
+        keys_KD: torch.Tensor,
+        rows: QueryRows,
+        plan: WindowPlan,
+        context: ForwardContext,
     ) -> Residual:
         """The rest of the layer after ``write_kv``, on a subset of its rows."""
         x_TD = self.attn_hyper.collapse(residual.streams_TnD, residual.carried_Tn)
@@ -84,7 +90,9 @@ class Block:
     ) -> Residual:
         streams = residual.streams_TnD
         carried, post, comb = self.attn_hyper.coefficients(streams)
-        streams = self.attn_hyper.expand(streams, self.attention.attend(x_TD, keys_KD, rows, plan, context), post, comb)
+        streams = self.attn_hyper.expand(
+            streams, self.attention.attend(x_TD, keys_KD, rows, plan, context), post, comb
+        )
         x_TD = self.ffn_hyper.collapse(streams, carried)
         carried, post, comb = self.ffn_hyper.coefficients(streams)
         return Residual(self.ffn_hyper.expand(streams, self.moe(x_TD, rows.is_image_T), post, comb), carried)

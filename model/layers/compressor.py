@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-
 from epdserve.kernels.compress import pool_pairs
 from epdserve.kernels.linear import linear
 from epdserve.kernels.norm import rms_norm
@@ -39,8 +38,12 @@ class Compressor:
         cos, sin = plan.rotation
         plane = context.pools.planes[self.spec.index]
         where = plan.pages_N, plan.entries_N
-        plane.main_values[where], plane.main_scales[where] = context.codec.encode_main(apply_rope(latent_ND, cos, sin))
-        plane.index_values[where], plane.index_scales[where] = context.codec.encode_index(apply_rope(key_NI, cos, sin))
+        plane.main_values[where], plane.main_scales[where] = context.codec.encode_main(
+            apply_rope(latent_ND, cos, sin)
+        )
+        plane.index_values[where], plane.index_scales[where] = context.codec.encode_index(
+            apply_rope(key_NI, cos, sin)
+        )
 
     def _pool(self, x_TD: torch.Tensor, plan: EntryPlan, context: ForwardContext) -> torch.Tensor:
         content_TD = linear(x_TD.float(), self.wkv_DK)

@@ -7,7 +7,6 @@ gathered and widened once a step (spec/backbone 4 and 5).
 from dataclasses import dataclass, field
 
 import torch
-
 from epdserve.model.batch import ForwardBatch
 from epdserve.model.entry_codec import EntryCodec
 from epdserve.model.pools import KVPools
@@ -31,4 +30,6 @@ class ForwardContext:
     codec: EntryCodec
     precision: Precision
     selections: dict[int, Selection] = field(default_factory=dict)  # by index source
-    candidates: list[torch.Tensor | None] = field(default_factory=list)  # by row group: (S', Q, E) bool, None = all
+    candidates: list[torch.Tensor | None] = field(
+        default_factory=list
+    )  # by row group: (S', Q, E) bool, None = all

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
-
 from epdserve.kernels.engram import engram_gate, ngram_rows
 from epdserve.kernels.quant import decode_e4m3, decode_e8m0
 from epdserve.model.batch import ForwardBatch, QueryRows
@@ -59,9 +58,14 @@ class Engram:
         self.token_map_V, self.pad = token_map_V, int(token_map_V[text.engram_pad_token_id])
         self.image_token_id, self.eps, self.copies = config.image_token_id, text.rms_norm_eps, text.hc_mult
         self.dtype = precision.activation_dtype
-        self.table: EngramTable = ResidentTable(weights[prefix + "embed.weight"], weights[prefix + "embed.scale"])
+        self.table: EngramTable = ResidentTable(
+            weights[prefix + "embed.weight"], weights[prefix + "embed.scale"]
+        )
         self.wkv = Linear(weights[prefix + "wkv.weight"], precision, quantized=True)
-        self.q_weight, self.k_weight = weights[prefix + "q_weight"].float(), weights[prefix + "k_weight"].float()
+        self.q_weight, self.k_weight = (
+            weights[prefix + "q_weight"].float(),
+            weights[prefix + "k_weight"].float(),
+        )
 
     def __call__(self, streams_TnD: torch.Tensor, rows: QueryRows, batch: ForwardBatch) -> torch.Tensor:
         """(T, n, hidden) -> the same with the gated memory added; image rows are unchanged."""

@@ -6,7 +6,6 @@ Scores are float32; ties go to the lower entry, so a selection depends on nothin
 from collections.abc import Mapping
 
 import torch
-
 from epdserve.kernels.indexer import candidate_mask, score_entries, top_entries
 from epdserve.kernels.rope import apply_rope
 from epdserve.model.batch import QueryRows, RowGroup
@@ -31,7 +30,9 @@ class Indexer:
         self.weights_proj = Linear(weights[prefix + "weights_proj.weight"], precision, quantized=False)
         self.scale = text.index_head_dim**-0.5 * text.index_n_heads**-0.5
 
-    def select(self, x_TD: torch.Tensor, qr_TR: torch.Tensor, rows: QueryRows, context: ForwardContext) -> None:
+    def select(
+        self, x_TD: torch.Tensor, qr_TR: torch.Tensor, rows: QueryRows, context: ForwardContext
+    ) -> None:
         """Put this layer's selection (and candidates, in the candidate source) into the context."""
         entries_TK = self._entries(x_TD, qr_TR, rows, context)
         plane = context.pools.planes[self._kv_source()]
@@ -53,34 +54,43 @@ class Indexer:
             context.candidates.extend([None] * len(rows.groups))
         if not any(crowded):
             return entries_TK  # every visible entry is selected: no score is needed
-        q_THI = apply_rope(self.wq_b(qr_TR).unflatten(-1, (self.heads, self.dim)), *rows.compressed_rotation)
-        q_THI = context.codec.round_index_query(q_THI)
-        w_TH = self.weights_proj(x_TD).float() * self.scale
+        q_THI, w_TH = self.queries(x_TD, qr_TR, rows, context)
         for number, group in enumerate(rows.groups):
             if crowded[number]:
-                scores_SQE = self._scores(q_THI, w_TH, visible_T, group, number, context)
+                scores_SQE = self.scores(q_THI, w_TH, visible_T, number, group, context)
                 flat = group.rows_SQ.flatten()
                 entries_TK[flat] = top_entries(scores_SQE.flatten(0, 1), visible_T[flat], self.topk)
         return entries_TK
 
-    def _scores(
+    def queries(
+        self, x_TD: torch.Tensor, qr_TR: torch.Tensor, rows: QueryRows, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Index queries (T, heads, I), rotated and rounded, and head weights (T, heads), both float32."""
+        q_THI = apply_rope(self.wq_b(qr_TR).unflatten(-1, (self.heads, self.dim)), *rows.compressed_rotation)
+        return context.codec.round_index_query(q_THI), self.weights_proj(x_TD).float() * self.scale
+
+    def scores(
         self,
         q_THI: torch.Tensor,
         w_TH: torch.Tensor,
         visible_T: torch.Tensor,
-        group: RowGroup,
         number: int,
+        group: RowGroup,
         context: ForwardContext,
     ) -> torch.Tensor:
         """(S', Q, E) float32; -inf outside the candidates."""
         plane = context.pools.planes[self._kv_source()]
         pages = -(-((group.max_position + 1) // self.spec.ratio) // plane.entries_per_page)
         table_SP = context.batch.page_table_SP[group.segments_S, :pages]
-        key_SEI = context.codec.decode_index(plane.index_values[table_SP], plane.index_scales[table_SP]).flatten(1, 2)
+        key_SEI = context.codec.decode_index(
+            plane.index_values[table_SP], plane.index_scales[table_SP]
+        ).flatten(1, 2)
         scores_SQE = score_entries(q_THI[group.rows_SQ], w_TH[group.rows_SQ], key_SEI)
         if self.spec.candidate_source:
             visible_R = visible_T[group.rows_SQ].flatten()
-            mask_RE = candidate_mask(scores_SQE.flatten(0, 1), visible_R, self.pool_blocks, self.pool_block_size)
+            mask_RE = candidate_mask(
+                scores_SQE.flatten(0, 1), visible_R, self.pool_blocks, self.pool_block_size
+            )
             context.candidates[number] = mask_RE.view(scores_SQE.shape)
         elif self.spec.mode is LayerMode.REINDEX:
             mask = context.candidates[number]

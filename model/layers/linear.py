@@ -1,7 +1,6 @@
 """Linear layers over exactly dequantised weights."""
 
 import torch
-
 from epdserve.kernels.linear import linear
 from epdserve.kernels.quant import round_fp8
 from epdserve.model.precision import Precision

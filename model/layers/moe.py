@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-
 from epdserve.kernels.linear import linear
 from epdserve.kernels.moe import route, swiglu
 from epdserve.kernels.quant import round_fp8
@@ -20,7 +19,11 @@ class MoE:
         self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, torch.Tensor], precision: Precision
     ) -> None:
         text, prefix = config.text, f"layers.{spec.index}.ffn."
-        self.top_k, self.scaling, self.limit = text.num_experts_per_tok, text.routed_scaling_factor, text.swiglu_limit
+        self.top_k, self.scaling, self.limit = (
+            text.num_experts_per_tok,
+            text.routed_scaling_factor,
+            text.swiglu_limit,
+        )
         self.dtype, self.rounds = precision.activation_dtype, precision.quantizes_activations
         self.gate_EK = weights[prefix + "gate.weight"].float()
         self.bias_E, self.bias_vl_E = weights[prefix + "gate.bias"], weights[prefix + "gate.bias_vl"]

@@ -149,7 +149,7 @@ class FlakyServicer(DecodeServicer):
             self.broken += 1
             raise Unavailable(f"broken at {direction} {number}")
 
-    async def Session(  # type: ignore[override]
+    async def Session(  # type: ignore[override]  # noqa: N802
         self,
         request_iterator: AsyncIterator[decode_pb2.RouterFrame],
         context: grpc.aio.ServicerContext[Any, Any],
