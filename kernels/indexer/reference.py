@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 NO_ENTRY: Final = -1
 _MINUS_INF: Final = float("-inf")
+_MIN_ENTRIES: Final = 16  # products with fewer than 12 columns round differently (kernels/README.md)
 
 
 def score_entries_ref(q_SQHD: Tensor, w_SQH: Tensor, k_SED: Tensor, max_bytes: int = 64 << 20) -> Tensor:
@@ -25,27 +26,27 @@ def score_entries_ref(q_SQHD: Tensor, w_SQH: Tensor, k_SED: Tensor, max_bytes: i
     """
     sequences, queries, heads, _ = q_SQHD.shape
     entries = k_SED.shape[1]
-    chunk = max(1, max_bytes // max(1, 4 * sequences * heads * entries))
+    if entries < _MIN_ENTRIES:
+        k_SED = pad(k_SED, (0, 0, 0, _MIN_ENTRIES - entries))
     key_SDE = k_SED.transpose(1, 2)
-    out = [
+    chunk = max(1, max_bytes // max(1, 4 * sequences * heads * key_SDE.shape[2]))
+    parts = [
         _score_chunk(q_SQHD[:, start : start + chunk], w_SQH[:, start : start + chunk], key_SDE)
-        for start in range(0, queries, chunk)
+        for start in range(0, max(queries, 1), chunk)
     ]
-    if not out:
-        return q_SQHD.new_zeros(sequences, 0, entries)
-    return out[0] if len(out) == 1 else torch.cat(out, dim=1)
+    score_SQE = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return score_SQE[:, :, :entries]
 
 
 def _score_chunk(q_SQHD: Tensor, w_SQH: Tensor, key_SDE: Tensor) -> Tensor:
-    heads = q_SQHD.shape[2]
-    per_head = torch.bmm(q_SQHD.flatten(1, 2), key_SDE).unflatten(1, (-1, heads))
-    per_head = per_head.relu_().mul_(w_SQH.unsqueeze(-1))
+    sequences, queries, heads, _ = q_SQHD.shape
+    score = torch.bmm(q_SQHD.flatten(1, 2), key_SDE).view(sequences, queries, heads, key_SDE.shape[2])
+    score.relu_().mul_(w_SQH.unsqueeze(-1))
     while heads > 1:
         half = heads // 2
-        rest = per_head[:, :, heads - half : heads]
-        per_head[:, :, :half].add_(rest)
+        score[:, :, :half].add_(score[:, :, heads - half : heads])
         heads -= half
-    return per_head[:, :, 0]
+    return score[:, :, 0]
 
 
 def top_entries_ref(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
@@ -59,8 +60,7 @@ def top_entries_ref(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
         index = torch.arange(entries, device=score_RE.device).expand_as(masked)
         finite = masked > _MINUS_INF
     else:
-        key = _ordered_keys(masked).topk(k, dim=1, sorted=False).values
-        index = (entries - 1) - (key & 0xFFFFFFFF)
+        index = _best_indices(masked, k)
         finite = masked.gather(1, index) > _MINUS_INF
     index = index.masked_fill(~finite, entries).sort(dim=1).values
     index = index.masked_fill_(index == entries, NO_ENTRY)
@@ -73,20 +73,20 @@ def candidate_mask_ref(score_RE: Tensor, visible_R: Tensor, blocks: int, block_s
     A block's score is its best visible entry; the block of the newest visible entry is always in; blocks without a
     visible entry never are.
     """
-    entries = score_RE.shape[1]
-    masked = pad(_mask_invisible(score_RE, visible_R), (0, -entries % block_size), value=_MINUS_INF)
-    best = masked.unflatten(1, (-1, block_size)).amax(2)
-    position = torch.arange(best.shape[1], device=best.device)
+    rows, entries = score_RE.shape
+    num_blocks = -(-entries // block_size)
+    padded = pad(
+        _mask_invisible(score_RE, visible_R), (0, num_blocks * block_size - entries), value=_MINUS_INF
+    )
+    best = padded.view(rows, num_blocks, block_size).amax(2)
+    position = torch.arange(num_blocks, device=best.device)
     newest = (visible_R.clamp(max=entries) - 1).div(block_size, rounding_mode="floor").unsqueeze(1)
     best = best.masked_fill_(
         position == newest, float("inf")
     )  # no block is -1, so a row that sees nothing pins none
     chosen = best > _MINUS_INF
-    if best.shape[1] > blocks:
-        top = (best.shape[1] - 1) - (
-            _ordered_keys(best).topk(blocks, dim=1, sorted=False).values & 0xFFFFFFFF
-        )
-        chosen &= torch.zeros_like(chosen).scatter_(1, top, True)
+    if num_blocks > blocks:
+        chosen &= torch.zeros_like(chosen).scatter_(1, _best_indices(best, blocks), True)
     return chosen.repeat_interleave(block_size, dim=1)[:, :entries]
 
 
@@ -95,9 +95,14 @@ def _mask_invisible(score_RE: Tensor, visible_R: Tensor) -> Tensor:
     return score_RE.masked_fill(position >= visible_R.unsqueeze(1), _MINUS_INF)
 
 
-def _ordered_keys(score_RE: Tensor) -> Tensor:
-    """Distinct int64 keys (R, E) that sort by score, then lower index first: the float above 32 index bits."""
+def _best_indices(score_RE: Tensor, k: int) -> Tensor:
+    """(R, k) int64 indices of the best scores, in no order; equal scores go to the lower index.
+
+    The keys are distinct int64 numbers: the float's bits, made to sort as integers, above 32 bits of inverted index.
+    """
     bits = (score_RE + 0.0).view(torch.int32)  # + 0.0 makes the two zeros one
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    inverted = torch.arange(score_RE.shape[1] - 1, -1, -1, device=score_RE.device)
-    return (ordered.long() << 32) | inverted
+    last = score_RE.shape[1] - 1
+    inverted = torch.arange(last, -1, -1, device=score_RE.device)
+    best = ((ordered.long() << 32) | inverted).topk(k, dim=1, sorted=False).values
+    return last - (best & 0xFFFFFFFF)

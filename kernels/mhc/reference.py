@@ -14,13 +14,40 @@ def sinkhorn_ref(mix_Tnn: Tensor, iters: int, eps: float) -> Tensor:
 
     ``iters`` counts (row step, column step) pairs, the softmax being the first row step; the last step is a column
     step, so columns sum to 1 within eps.
+
+    A step divides every element by (its line's sum + eps). One product with a constant matrix gives all of these
+    divisors: a row of it holds the matrix, flattened, and ones, which take up eps. So a step is two operations.
     """
-    mix = mix_Tnn.float().softmax(-1).add_(eps)
-    mix = mix.div_(mix.sum(1, keepdim=True).add_(eps))
+    tokens, copies, _ = mix_Tnn.shape
+    cells = copies * copies
+    rows, columns = _line_sums(copies, eps, mix_Tnn.device)
+    state = mix_Tnn.new_ones(
+        max(-(-tokens // 4), 2) * 4, rows.shape[0], dtype=torch.float32
+    )  # as linear pads
+    state[:tokens, :cells] = mix_Tnn.float().softmax(-1).add_(eps).view(tokens, cells)
+    divisors = torch.mm(state, columns)
+    state.div_(divisors)
     for _ in range(iters - 1):
-        mix.div_(mix.sum(2, keepdim=True).add_(eps))
-        mix.div_(mix.sum(1, keepdim=True).add_(eps))
-    return mix
+        state.div_(torch.mm(state, rows, out=divisors))
+        state.div_(torch.mm(state, columns, out=divisors))
+    return state[:tokens, :cells].reshape(tokens, copies, copies)
+
+
+@cache
+def _line_sums(copies: int, eps: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Constant matrices that turn [flattened n x n | ones] into [row sums + eps | ones], and the same for columns."""
+    with torch.inference_mode(False):
+        cells = copies * copies
+        width = cells // 4 * 4 + 4
+        row, column = torch.arange(cells) // copies, torch.arange(cells) % copies
+        result = []
+        for line in (row, column):
+            matrix = torch.zeros(width, width)
+            matrix[:cells, :cells] = (line[:, None] == line).float()
+            matrix[cells, :cells] = eps
+            matrix[cells, cells:] = 1.0
+            result.append(matrix.to(device))
+        return result[0], result[1]
 
 
 def hyper_coefficients_ref(
@@ -56,7 +83,7 @@ def coefficients_from_mixes_ref(
     logits = (mixes * scale.index_select(0, _scale_of(copies, scale.device))).add_(base)
     # 1 / (1 + exp(-x)): torch.sigmoid rounds the last few elements of a tensor differently from the others
     gate = logits[:, : 2 * copies].neg().exp_().add_(1.0).reciprocal_()
-    comb = sinkhorn_ref(logits[:, 2 * copies :].unflatten(1, (copies, copies)), iters, hc_eps)
+    comb = sinkhorn_ref(logits[:, 2 * copies :].view(-1, copies, copies), iters, hc_eps)
     return gate[:, :copies] + hc_eps, gate[:, copies:] * 2.0, comb
 
 

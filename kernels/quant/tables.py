@@ -14,7 +14,7 @@ from torch import Tensor
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
     """Table entry of each code: ``codes`` (any shape, any integer dtype) to the table's dtype, same shape."""
-    return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    return table.index_select(0, codes.int().reshape(-1)).view(codes.shape)
 
 
 def _every_byte(device: torch.device) -> Tensor:

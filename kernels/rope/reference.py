@@ -70,6 +70,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise ValueError(f"cannot rotate {rotary} of {x.shape[-1]} channels")
     shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[-1],)
     turned = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    pairs = torch.view_as_complex(turned[..., x.shape[-1] - rotary :].unflatten(-1, (-1, 2)))
+    tail = turned[..., x.shape[-1] - rotary :]
+    pairs = torch.view_as_complex(tail.view(*x.shape[:-1], cos.shape[-1], 2))
     pairs.mul_(torch.complex(cos, sin).view(shape))
     return turned.to(x.dtype)
