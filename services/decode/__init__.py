@@ -1,0 +1,1 @@
+"""Decode workers: KV in, tokens out."""

@@ -1,11 +1,9 @@
 """A request inside a step loop: few stored integers, everything else derived."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import BlockHash, PageId
 from epdserve.model.batch import Outputs, Segment
@@ -21,18 +19,16 @@ class RunningRequest:
     Attributes:
         tokens: (capacity,) int64; the first ``length`` are known.
         prompt_tokens: Where the prefill ends; decoder replay counts from here.
-        next_row: Next position to run; all before it are done or were found in the cache.
-        pages: Pages in block order; they cover at least ``next_row`` tokens.
-        filling: Those of ``pages`` that only this request holds and may write; the others are sealed.
+        span: Which rows the prefill runs and what they see.
+        next_row: Next position to run; what lies before it was run, or found in the cache.
+        pages: Pages in block order.
+        sealed_blocks: Leading ``pages`` that are sealed and shared; this request alone holds and fills the others.
         hashes: Hash chain of the full blocks of the known tokens, as far as it was needed.
-        sealed_blocks: Blocks from the start on that were offered for sealing.
-        exact: Hits made with encoder replay are not taken.
-        tainted_from: Blocks from this token on come after an encoder replay (``length`` limit: never).
-        slot: State slot: window rows and open pairs; None while preempted or not admitted.
+        tainted_from: Blocks that end after this token come after an encoder replay; None if there was none.
+        slot: State slot with window rows and open pairs; None while the request has no place in the batch.
     """
 
     request_id: str
-    arrival: int
     tokens: TokenArray
     length: int
     prompt_tokens: int
@@ -41,9 +37,8 @@ class RunningRequest:
     span: PrefillSpan
     next_row: int = 0
     pages: list[PageId] = field(default_factory=list)
-    filling: set[PageId] = field(default_factory=set)
-    hashes: list[BlockHash] = field(default_factory=list)
     sealed_blocks: int = 0
+    hashes: list[BlockHash] = field(default_factory=list)
     tainted_from: int | None = None
     slot: Slot | None = None
 
@@ -54,41 +49,40 @@ class RunningRequest:
             )
 
     @property
+    def known(self) -> TokenArray:
+        """The known token ids."""
+        return self.tokens[: self.length]
+
+    @property
     def remaining_rows(self) -> int:
-        """Known tokens that have not been run; a decoding request has one, the token sampled last."""
+        """Known tokens that have not been run; while decoding one, the token sampled last."""
         return self.length - self.next_row
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens whose global KV lies in ``pages``."""
+        """Tokens whose global KV lies in ``pages``; during encoder replay more than the rows run so far."""
         return max(self.next_row, self.span.publish_from)
 
-    @property
-    def sealed_pages(self) -> list[PageId]:
-        """Pages shared through the prefix index; released at the end."""
-        return [page for page in self.pages if page not in self.filling]
-
-    def pages_missing(self, rows: int, block_tokens: int) -> int:
-        """Pages to reserve before ``rows`` more rows can run."""
-        return max(0, -(-(self.next_row + rows) // block_tokens) - len(self.pages))
+    def pages_missing(self, tokens: int, block_tokens: int) -> int:
+        """Pages to reserve before the first ``tokens`` tokens have a place."""
+        return max(0, -(-tokens // block_tokens) - len(self.pages))
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
         self.tokens[self.length] = token
         self.length += 1
 
-    def add_pages(self, pages: Sequence[PageId]) -> None:
-        """Take freshly reserved pages."""
-        self.pages.extend(pages)
-        self.filling.update(pages)
+    def is_exact(self, end_token: int) -> bool:
+        """Whether a block that ends before ``end_token`` has no encoder replay upstream."""
+        return self.tainted_from is None or end_token <= self.tainted_from
 
-    def segment(self, count: int, outputs: Outputs) -> Segment:
-        """The next ``count`` rows. Floors of the prefill hold for generated rows too: their windows lie above."""
+    def segment(self, rows: int, outputs: Outputs) -> Segment:
+        """The next ``rows`` rows. The prefill's floors hold for generated rows too: their windows lie above."""
         assert self.slot is not None, f"{self.request_id} runs without a state slot"
         return Segment(
             tokens=self.tokens,
             start=self.next_row,
-            count=count,
+            count=rows,
             pages=self.pages,
             slot=self.slot.index,
             encoder_floor=self.span.encoder_floor,

@@ -52,6 +52,7 @@ class StepLoop:
         self._commands: deque[tuple[Callable[[], None], Callable[[BaseException], object]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._woken = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -90,6 +91,12 @@ class StepLoop:
         """Commands that wait for the end of the step."""
         return len(self._commands)
 
+    def wake(self) -> None:
+        """Let an idle loop step now: something it waits for may have come free."""
+        with self._wake:
+            self._woken = True
+            self._wake.notify()
+
     def submit(
         self, command: Callable[[], None], on_lost: Callable[[BaseException], object] = lambda error: None
     ) -> None:
@@ -105,7 +112,9 @@ class StepLoop:
             if self._stopping:
                 raise Unavailable(f"{self._thread.name} has ended")
             if len(self._commands) >= self._max_commands:
-                raise Overloaded(f"{self._max_commands} commands wait for {self._thread.name}", retry_after_s=1.0)
+                raise Overloaded(
+                    f"{self._max_commands} commands wait for {self._thread.name}", retry_after_s=1.0
+                )
             self._commands.append((command, on_lost))
             self._wake.notify()
 
@@ -141,15 +150,16 @@ class StepLoop:
                     self._commands.popleft()
                 more = self._step()
                 self._busy_since = None
-        except Exception as error:  # noqa: BLE001 - edge: a worker that cannot step must say so and be replaced
+        except Exception as error:  # edge: a worker that cannot step must say so and be replaced
             log.exception("step loop crashed", extra={"loop": self._thread.name})
             self._end_after(error)
 
     def _wait(self, *, at_once: bool) -> bool:
         """Sleep until there is something to do; False once the loop must end and no command is left."""
         with self._wake:
-            if not at_once and not self._commands and not self._stopping:
+            if not (at_once or self._woken or self._commands or self._stopping):
                 self._wake.wait(self._tick_s)
+            self._woken = False
             return bool(self._commands) or not self._stopping
 
     def _end_after(self, error: BaseException) -> None:

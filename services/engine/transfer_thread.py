@@ -156,7 +156,10 @@ class TransferThread:
             try:
                 peer = self._transfer.connect(read.endpoint)
                 read.ticket = self._transfer.read(peer, read.copies)
-            except (KVStoreError, ValueError) as error:  # a handle may name regions that the peer does not have
+            except (
+                KVStoreError,
+                ValueError,
+            ) as error:  # a handle may name regions that the peer does not have
                 log.warning("read refused", extra={"peer": read.endpoint.agent, "error": str(error)})
                 self._running.remove(read)
                 self._finish(read, ReadOutcome.FAILED)

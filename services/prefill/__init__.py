@@ -1,0 +1,1 @@
+"""Prefill workers: prompts in, KV under a lease out."""

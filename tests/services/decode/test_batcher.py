@@ -1,13 +1,14 @@
+from epdserve.services.decode.batcher import Claim, Holder, StepPlan, plan_step
 from hypothesis import given
 from hypothesis import strategies as st
-
-from epdserve.services.decode.batcher import Claim, Holder, StepPlan, plan_step
 
 
 def test_requests_start_in_order_of_arrival_while_pages_and_slots_last() -> None:
     waiting = [Claim(arrival, 3) for arrival in range(5)]
     assert plan_step([], [], waiting, free_pages=100, free_slots=3).admit == 3
-    assert plan_step([], [], waiting, free_pages=9, free_slots=5).admit == 2  # 3 + 3, watermark of 2 beside the second
+    assert (
+        plan_step([], [], waiting, free_pages=9, free_slots=5).admit == 2
+    )  # 3 + 3, watermark of 2 beside the second
 
 
 def test_watermark_keeps_a_page_for_every_running_request() -> None:
@@ -22,7 +23,9 @@ def test_only_request_may_use_the_last_page() -> None:
 
 
 def test_long_request_at_the_head_is_not_passed() -> None:
-    assert plan_step([Holder(0, 1, 0)], [], [Claim(1, 50), Claim(2, 1)], free_pages=20, free_slots=5).admit == 0
+    assert (
+        plan_step([Holder(0, 1, 0)], [], [Claim(1, 50), Claim(2, 1)], free_pages=20, free_slots=5).admit == 0
+    )
 
 
 def test_youngest_is_preempted_when_pages_run_out() -> None:
@@ -43,7 +46,9 @@ def test_nothing_comes_in_while_something_goes_out() -> None:
 def test_preempted_requests_come_back_oldest_first_before_new_ones() -> None:
     preempted = [Claim(4, 2), Claim(2, 2)]
     assert plan_step([], preempted, [Claim(9, 1)], free_pages=20, free_slots=2) == StepPlan(resume=(2, 4))
-    assert plan_step([], preempted, [Claim(9, 1)], free_pages=20, free_slots=3) == StepPlan(resume=(2, 4), admit=1)
+    assert plan_step([], preempted, [Claim(9, 1)], free_pages=20, free_slots=3) == StepPlan(
+        resume=(2, 4), admit=1
+    )
     assert plan_step([], preempted, [Claim(9, 1)], free_pages=3, free_slots=3) == StepPlan(resume=(2,))
 
 

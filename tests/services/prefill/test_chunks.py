@@ -1,8 +1,7 @@
 import pytest
+from epdserve.services.prefill.chunks import share_budget
 from hypothesis import given
 from hypothesis import strategies as st
-
-from epdserve.services.prefill.chunks import share_budget
 
 
 def test_prompt_alone_gets_the_whole_budget() -> None:

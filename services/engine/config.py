@@ -1,0 +1,46 @@
+"""Settings that every worker with a model has."""
+
+from pathlib import Path
+
+from epdserve.model.precision import Precision
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class EngineSettings(BaseModel):
+    """Model, memory and limits of one worker. Defaults suit the demo model on a laptop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_dir: Path
+    precision: Precision = Precision.F32Q
+    device: str = "cpu"
+    threads: int = Field(1, ge=1)  # of the arithmetic library
+    block_tokens: int = Field(32, ge=2, multiple_of=2)
+    num_pages: int = Field(1024, ge=1)
+    pages_memory_bytes: int | None = Field(None, ge=1)  # instead of num_pages
+    max_running: int = Field(16, ge=1)  # requests in the step loop; one state slot each
+    max_queued: int = Field(256, ge=1)  # requests that wait for a state slot or for pages
+    chunk_tokens: int = Field(256, ge=1)  # prompt rows of one step, all requests together
+    window_slack_tokens: int = Field(0, ge=0)  # kept rows beyond the window in decoder replay
+    max_context_tokens: int | None = Field(None, ge=1)  # prompt and output; None = what the pages hold
+    staging_slots: int = Field(32, ge=1)  # tails readable by peers or being pulled
+
+    @model_validator(mode="after")
+    def _slots_cover_running(self) -> "EngineSettings":
+        if self.staging_slots < self.max_running:
+            raise ValueError(f"staging_slots={self.staging_slots} < max_running={self.max_running}")
+        return self
+
+    def page_count(self, page_bytes: int) -> int:
+        """Pages to allocate.
+
+        Raises:
+            ValueError: ``pages_memory_bytes`` does not hold one page.
+        """
+        if self.pages_memory_bytes is None:
+            return self.num_pages
+        if self.pages_memory_bytes < page_bytes:
+            raise ValueError(
+                f"pages_memory_bytes={self.pages_memory_bytes} holds no page of {page_bytes} bytes"
+            )
+        return self.pages_memory_bytes // page_bytes

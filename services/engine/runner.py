@@ -1,0 +1,212 @@
+"""The model and its memory in one worker: builds batches, runs them, seals what fills.
+
+Knows neither prefill nor decode: both hand in requests with the number of rows to run, and read exit vectors.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from epdserve.kernels.checksum import page_checksums
+from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
+from epdserve.kvstore.blocks import BlockManager
+from epdserve.kvstore.clock import Clock
+from epdserve.kvstore.hashing import cache_root
+from epdserve.kvstore.metrics import BlockMetrics
+from epdserve.kvstore.slots import Slot, SlotPool
+from epdserve.kvstore.types import HOST_MEMORY, MemoryRegion, PageId
+from epdserve.model.backbone import Backbone
+from epdserve.model.batch import ForwardBatch, Outputs
+from epdserve.model.pools import KVPools, aligned_bytes
+from epdserve.model.tail import TailLayout, write_tail
+from epdserve.services.engine.config import EngineSettings
+from epdserve.services.engine.identity import CacheNames
+from epdserve.services.engine.requests import RunningRequest
+from epdserve.services.types import TailRef
+
+PAGES: Final = "pages"  # names of the registered regions, the same on every worker
+TAILS: Final = "tails"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one request in the next step."""
+
+    request: RunningRequest
+    rows: int
+    outputs: Outputs = Outputs.LAST
+
+
+class Runner:
+    """Backbone, pools and page bookkeeping of one worker.
+
+    Owned by the step loop and not thread-safe, but for what the block manager and the slot pools allow by themselves:
+    leases, transfers and metrics reach those from other threads.
+
+    Attributes:
+        blocks: Pages of global KV.
+        state_slots: One for each request in the batch.
+        staging_slots: Places of ``staging``, (slots, tail bytes) uint8 host memory that peers read and pulls fill.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        settings: EngineSettings,
+        *,
+        clock: Clock,
+        block_metrics: BlockMetrics | None = None,
+    ) -> None:
+        self.backbone, self.clock = backbone, clock
+        self.layout = backbone.layout(settings.block_tokens)
+        self.window: int = backbone.config.text.sliding_window
+        self.slack = settings.window_slack_tokens
+        self.tail_layout = TailLayout.of(backbone.config, self.layout)
+        num_pages = settings.page_count(self.layout.page_bytes)
+        self.pools = KVPools(
+            backbone.config,
+            self.layout,
+            num_pages=num_pages,
+            num_slots=settings.max_running,
+            device=backbone.device,
+        )
+        self.blocks = BlockManager(num_pages, clock, metrics=block_metrics)
+        self.state_slots = SlotPool(settings.max_running)
+        self.staging = aligned_bytes((settings.staging_slots, self.tail_layout.nbytes))
+        self.staging_slots = SlotPool(settings.staging_slots)
+        root = cache_root(
+            backbone.weights_fingerprint,
+            self.layout.fingerprint(),
+            backbone.precision.value,
+            backbone.device.type,
+            deterministic=False,
+        )
+        self.names = CacheNames(root, settings.block_tokens)
+        self._shape = backbone.batch_shape(self.layout)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the device."""
+        return self.pools.num_pages
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.layout.block_tokens
+
+    def regions(self) -> tuple[MemoryRegion, MemoryRegion]:
+        """Memory that peers may read and pulls may fill: pages and staged tails."""
+        device = self.backbone.device
+        device_id = HOST_MEMORY if device.type == "cpu" else device.index or 0
+        pages, staging = self.pools.pages, self.staging
+        return (
+            MemoryRegion(PAGES, pages.data_ptr(), self.layout.page_bytes, len(pages), device_id),
+            MemoryRegion(TAILS, staging.data_ptr(), self.tail_layout.nbytes, len(staging)),
+        )
+
+    def run(self, parts: Sequence[Part]) -> torch.Tensor:
+        """One forward step over ``parts``; their requests advance and blocks that filled are sealed.
+
+        Returns:
+            (R, hidden) float32 exit vectors of the parts with an output, in order.
+        """
+        segments = [part.request.segment(part.rows, part.outputs) for part in parts]
+        batch = ForwardBatch.build(segments, self._shape, self.backbone.device)
+        exit_RD = self.backbone.forward(batch, self.pools)
+        for part in parts:
+            part.request.next_row += part.rows
+        self.seal_filled(part.request for part in parts)
+        return exit_RD
+
+    def seal_filled(self, requests: Iterable[RunningRequest]) -> None:
+        """Seal every block that the requests have filled: header into the page, checksum, prefix index."""
+        filled: list[tuple[RunningRequest, int]] = []
+        for request in requests:
+            full = request.stored_tokens // self.block_tokens
+            if full > request.sealed_blocks:
+                self.extend_hashes(request, full)
+                filled += [(request, block) for block in range(request.sealed_blocks, full)]
+        if not filled:
+            return
+        pages = [request.pages[block] for request, block in filled]
+        hashes = [request.hashes[block] for request, block in filled]
+        checksums = page_checksums(self.pools.pages, pages, self.layout.payload_bytes, hashes)
+        for (request, block), checksum in zip(filled, checksums, strict=True):
+            exact = request.is_exact((block + 1) * self.block_tokens)
+            header = BlockHeader(request.hashes[block], checksum, self.layout.payload_bytes, exact)
+            self._write_header(request.pages[block], header)
+            self.seal_next(request, checksum=checksum, exact=exact)
+
+    def extend_hashes(self, request: RunningRequest, blocks: int) -> None:
+        """Make sure that the hashes of the first ``blocks`` blocks are known."""
+        if len(request.hashes) < blocks:
+            request.hashes = self.names.chain(request.known, request.tenant_key)
+
+    def seal_next(self, request: RunningRequest, *, checksum: int, exact: bool) -> None:
+        """Make a request's next complete page shareable; a page that holds the same block may take its place."""
+        block = request.sealed_blocks
+        request.pages[block] = self.blocks.seal(
+            request.pages[block],
+            request.hashes[block],
+            parent=request.hashes[block - 1] if block else None,
+            exact=exact,
+            checksum=checksum,
+        )
+        request.sealed_blocks += 1
+
+    def _write_header(self, page: PageId, header: BlockHeader) -> None:
+        at = self.layout.header_offset
+        data = torch.frombuffer(bytearray(header.encode()), dtype=torch.uint8)
+        self.pools.pages[page, at : at + HEADER_BYTES] = data
+
+    def stage_tail(self, request: RunningRequest, staging: Slot, exit_D: torch.Tensor | None) -> TailRef:
+        """Write the tail of a request that stands at ``next_row`` into a staging slot."""
+        checksum = self.write_tail(request, self.staging[staging.index], exit_D)
+        return TailRef(staging.index, staging.generation, self.tail_layout.nbytes, checksum)
+
+    def write_tail(self, request: RunningRequest, record_B: torch.Tensor, exit_D: torch.Tensor | None) -> int:
+        """Write the tail of a request that stands at ``next_row``; returns its checksum."""
+        assert request.slot is not None
+        tokens = request.tokens[: request.next_row]
+        self.extend_hashes(request, len(tokens) // self.block_tokens)
+        return write_tail(
+            record_B,
+            self.tail_layout,
+            self.pools,
+            slot=request.slot.index,
+            page=self.open_page(request),
+            tokens=tokens,
+            exit_D=exit_D,
+            identity=self.names.tail(tokens, request.hashes, request.tenant_key),
+        )
+
+    def open_page(self, request: RunningRequest) -> PageId | None:
+        """Page of the block that ``next_row`` stands in; None on a block boundary."""
+        block, offset = divmod(request.next_row, self.block_tokens)
+        return request.pages[block] if offset else None
+
+    def release(self, request: RunningRequest) -> None:
+        """Give back a request's pages and state slot; doing it again changes nothing."""
+        self.blocks.release(request.pages[: request.sealed_blocks])
+        self.blocks.abort(request.pages[request.sealed_blocks :])
+        request.pages, request.sealed_blocks = [], 0
+        if request.slot is not None:
+            self.state_slots.release(request.slot)
+            request.slot = None
+
+    def leaked_pages(self) -> int:
+        """Pages and slots that are held although no request is here; 0 unless something was forgotten.
+
+        Meaningful while the worker is idle and no lease is open. Quarantined places are not counted.
+
+        Raises:
+            ConservationError: The books themselves do not add up.
+        """
+        self.blocks.check()
+        pages = self.blocks.counts()
+        held = pages.filling + pages.sealed
+        for pool in (self.state_slots, self.staging_slots):
+            pool.check()
+            held += pool.counts().held
+        return held
