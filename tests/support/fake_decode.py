@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-
 from epdserve.services.errors import Unavailable
 from epdserve.services.rpc.decode_desk import SessionLimits
 from epdserve.services.rpc.decode_server import DecodeSessions
@@ -32,7 +31,9 @@ from epdserve.services.types import (
 TOKEN = "a-cluster-token-of-tests"
 
 
-def worker_info(worker: str = "decode-0", *, role: WorkerRole = WorkerRole.DECODE, **changes: Any) -> WorkerInfo:
+def worker_info(
+    worker: str = "decode-0", *, role: WorkerRole = WorkerRole.DECODE, **changes: Any
+) -> WorkerInfo:
     """A plausible worker; any field can be given."""
     fields: dict[str, Any] = {
         "worker": worker,
@@ -102,9 +103,7 @@ class FakeDecode:
             tokens = (expected_token(request_id, offset),)
             if last:
                 receipt = DecodeReceipt(worker="decode-0", steps=offset + 1)
-                chunks.append(
-                    TokenChunk(request_id, offset, tokens, FinishReason.LENGTH, receipt=receipt)
-                )
+                chunks.append(TokenChunk(request_id, offset, tokens, FinishReason.LENGTH, receipt=receipt))
                 del self.running[request_id]
             else:
                 chunks.append(TokenChunk(request_id, offset, tokens))

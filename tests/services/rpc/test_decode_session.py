@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fake_decode import TOKEN, FakeDecode, decode_job, expected_tokens, serve_flaky
-
 from epdserve.services.errors import Cancelled, DeadlineExceeded, Unauthenticated, WorkerLost
 from epdserve.services.rpc.decode_desk import SessionLimits
 from epdserve.services.rpc.decode_session import DecodeSession, DecodeSessionLimits
 from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.server import serve_decode
 from epdserve.services.types import FinishReason
+from support.fake_decode import TOKEN, FakeDecode, decode_job, expected_tokens, serve_flaky
+from support.waiting import until
 
 FAST = DecodeSessionLimits(
     connect_s=1.0,
@@ -29,7 +29,9 @@ def session_to(address: str, *, limits: DecodeSessionLimits = FAST, token: str =
 
 
 @asynccontextmanager
-async def worker(engine: FakeDecode, *, address: str = "127.0.0.1:0", step: bool = True) -> AsyncIterator[str]:
+async def worker(
+    engine: FakeDecode, *, address: str = "127.0.0.1:0", step: bool = True
+) -> AsyncIterator[str]:
     server = await serve_decode(engine, engine.sessions, token=TOKEN, address=address)
     stepping = asyncio.create_task(engine.run()) if step else None
     try:
@@ -48,11 +50,9 @@ async def collect(stream: DecodeStream) -> list[int]:
     return tokens
 
 
-async def until(condition: object, *, timeout_s: float = 5.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
+async def collect_rest(stream: DecodeStream) -> None:
+    async for _ in stream:
+        pass
 
 
 async def test_tokens_arrive_in_order_with_finish_and_receipt() -> None:
@@ -135,12 +135,11 @@ async def test_consumer_that_does_not_read_loses_its_request_and_nobody_else_doe
         quick = session.submit(decode_job("quick", max_tokens=100), deadline_s=10)
         assert await collect(quick) == expected_tokens("quick", 100)
         await until(lambda: engine.cancelled == ["slow"])
-        tokens: list[int] = []
+        chunk = await anext(slow)
+        assert list(chunk.tokens) == expected_tokens("slow", len(chunk.tokens))
         with pytest.raises(Cancelled, match="behind") as raised:
-            async for chunk in slow:
-                tokens.extend(chunk.tokens)
-        assert tokens == expected_tokens("slow", len(tokens))
-        assert raised.value.tokens_delivered == len(tokens) > 30
+            await anext(slow)
+        assert raised.value.tokens_delivered == len(chunk.tokens) > 30
 
 
 async def test_leaving_a_stream_cancels_its_work() -> None:
@@ -163,11 +162,6 @@ async def test_cancel_ends_the_stream_and_the_work() -> None:
         with pytest.raises(Cancelled):
             await collect_rest(stream)
         await until(lambda: engine.cancelled == ["a"])
-
-
-async def collect_rest(stream: DecodeStream) -> None:
-    async for _ in stream:
-        pass
 
 
 async def test_closing_the_session_cancels_its_work_at_once() -> None:
