@@ -53,10 +53,10 @@ class Checkpoint:
                 if name in headers:
                     faults.append(f"twice: {name} is in {headers[name].shard.name} and {shard.name}")
                 headers[name] = header
-        for name, shard in index.items():
+        for name, stated in index.items():
             found = headers[name].shard.name if name in headers else "no file"
-            if found != shard:
-                faults.append(f"index: {name} should be in {shard}, is in {found}")
+            if found != stated:
+                faults.append(f"index: {name} should be in {stated}, is in {found}")
         return cls(shards, headers, tuple(faults))
 
     def check(self, expected: Mapping[str, TensorSpec]) -> None:

@@ -51,7 +51,7 @@ class Fingerprinter:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Hash one tensor's name, dtype, shape and bytes. Reads the tensor once, keeps 16 bytes."""
         state = _hash(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        state.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        state.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         self._digests[name] = state.digest()
 
     def fingerprint(self) -> bytes:

@@ -176,8 +176,8 @@ def _planes(plan: LayerPlan, block_tokens: int, sizes: EntrySizes) -> Iterator[P
         ratio = plan.layers[layer].ratio
         entries = block_tokens // ratio
         offsets = list(accumulate((entries * part for part in parts), initial=start))
-        yield Plane(layer, ratio, entries, *offsets[:4], *parts)
-        start = offsets[4]
+        main_values, main_scales, index_values, index_scales, start = offsets
+        yield Plane(layer, ratio, entries, main_values, main_scales, index_values, index_scales, *parts)
 
 
 def _round_up(value: int, multiple: int) -> int:

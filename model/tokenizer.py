@@ -27,7 +27,9 @@ class Tokenizer:
             document = json.loads(definition)
             self._with_markers = _Tokenizer.from_str(definition)
             self._plain = _Tokenizer.from_str(json.dumps({**document, "added_tokens": []}))
-            self._added = {token["id"]: token["content"] for token in document["added_tokens"]}
+            self._added: dict[int, str] = {
+                token["id"]: token["content"] for token in document["added_tokens"]
+            }
         except Exception as error:  # noqa: BLE001 - edge: the library raises bare Exception for a bad file
             raise TokenizerError(f"no usable {TOKENIZER_FILE}: {error}") from None
 

@@ -3,19 +3,22 @@
 Every tensor draws from a generator seeded by (seed, tensor name), so a changed shape moves no other tensor.
 """
 
+import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from epdserve.kernels.quant import quantize_fp8, quantize_fp8_blocks, quantize_mxfp4
 from epdserve.model.config import ModelConfig
 from epdserve.model.demo.preset import SCALES, InitialScales
 from epdserve.model.tensor_map import Storage, TensorSpec, expected_tensors
 
-_Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+_Numbers = npt.NDArray[np.float64]
+_Draw = Callable[[np.random.Generator, tuple[int, ...]], _Numbers]
 
 
 def demo_tensors(
@@ -26,7 +29,7 @@ def demo_tensors(
     Args:
         config: Shapes.
         seed: Of all draws.
-        silent_ids: Tokens that greedy decoding should never choose: markers and lone bytes of UTF-8 pieces.
+        silent_ids: Tokens that greedy decoding should never choose: markers and what is no text alone.
         ending_ids: Tokens whose rows are louder, so that thinking and answers end.
     """
     rules = _Rules(config, SCALES)
@@ -69,11 +72,11 @@ class _Rules:
         self._copies = text.hc_mult
         self._scales = scales
         # Two sub-blocks a layer add to the streams; damped, their sum stays of the size of the embedding.
-        self._damping = (2 * text.num_hidden_layers) ** -0.5
+        self._damping = 1 / math.sqrt(2 * text.num_hidden_layers)
         self._rules: Final[list[tuple[str, _Draw]]] = [
             (r"embed\.weight", _normal(scales.embedding)),
             (r".*engram\.embed\.weight", _normal(scales.engram_rows)),
-            (r"head\.weight", _normal(scales.logits * text.hidden_size**-0.5)),
+            (r"head\.weight", _normal(scales.logits / math.sqrt(text.hidden_size))),
             (r".*norm\.weight|.*engram\.[qk]_weight", _normal(scales.gain_spread, mean=1.0)),
             (r".*attn_sink", _normal(scales.sink)),
             (r".*gate\.bias(_vl)?", _normal(scales.router_bias)),
@@ -82,16 +85,16 @@ class _Rules:
             (r".*(wo_b|w2)\.weight", self._damped),
         ]
 
-    def draw(self, name: str, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def draw(self, name: str, generator: np.random.Generator, shape: tuple[int, ...]) -> _Numbers:
         for pattern, rule in self._rules:
             if re.fullmatch(pattern, name):
                 return rule(generator, shape)
         return _fan_in(generator, shape)
 
-    def _damped(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def _damped(self, generator: np.random.Generator, shape: tuple[int, ...]) -> _Numbers:
         return _fan_in(generator, shape) * self._damping
 
-    def _hyper_base(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    def _hyper_base(self, generator: np.random.Generator, shape: tuple[int, ...]) -> _Numbers:
         """Read mostly one copy (drawn), write all equally, keep each copy mostly to itself."""
         copies, pull = self._copies, self._scales.hyper_pull
         base = np.full(shape, -pull)
@@ -109,5 +112,5 @@ def _constant(value: float) -> _Draw:
     return lambda generator, shape: np.full(shape, value)
 
 
-def _fan_in(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return shape[-1] ** -0.5 * generator.standard_normal(shape)
+def _fan_in(generator: np.random.Generator, shape: tuple[int, ...]) -> _Numbers:
+    return generator.standard_normal(shape) / math.sqrt(shape[-1])

@@ -111,10 +111,14 @@ def _check_agreement(config: ModelConfig, tokenizer: Tokenizer, directory: Path)
 
 
 def _silent_ids(tokenizer: Tokenizer) -> list[int]:
-    """Markers but for the endings, and byte pieces that are no text alone."""
+    """Markers but for the endings, control characters, and byte pieces that are no text alone."""
     endings = {EOS, THINK_END}
-    silent = [tokenizer.marker_id(marker) for marker in MARKERS if marker not in endings]
-    return silent + [token for token in range(tokenizer.vocab_size) if "\ufffd" in tokenizer.decode([token])]
+    silent = {tokenizer.marker_id(marker) for marker in MARKERS if marker not in endings}
+    for token in range(tokenizer.vocab_size):
+        text = tokenizer.decode([token])
+        if "\ufffd" in text or not text.replace("\n", "").isprintable():
+            silent.add(token)
+    return sorted(silent)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:
