@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-
 from epdserve.kernels.linear import linear
 from epdserve.kernels.norm import rms_norm
 from epdserve.kernels.rope import YarnScaling, rope_frequencies
@@ -49,7 +48,9 @@ class Backbone:
         self._norm, self._head_VD = tensors["norm.weight"], tensors["head.weight"].float()
 
     @staticmethod
-    def load(model_dir: Path | str, *, precision: Precision, device: torch.device | str = "cpu") -> "Backbone":
+    def load(
+        model_dir: Path | str, *, precision: Precision, device: torch.device | str = "cpu"
+    ) -> "Backbone":
         """Read a model directory in the official format.
 
         Raises:
@@ -77,7 +78,9 @@ class Backbone:
             ratios=tuple(sorted({plane.ratio for plane in layout.planes})),
             image_token_id=self.config.image_token_id,
             window_inv_freq=rope_frequencies(text.qk_rope_head_dim, text.rope_theta, None).to(self.device),
-            compressed_inv_freq=rope_frequencies(text.qk_rope_head_dim, text.compress_rope_theta, yarn).to(self.device),
+            compressed_inv_freq=rope_frequencies(text.qk_rope_head_dim, text.compress_rope_theta, yarn).to(
+                self.device
+            ),
         )
 
     @torch.inference_mode()

@@ -151,10 +151,9 @@ class _Builder:
         if not segments:
             raise ValueError("a batch needs at least one segment")
         self.segments, self.shape, self.device = segments, shape, device
-        as_array = lambda values: np.fromiter(values, dtype=np.int64, count=len(segments))  # noqa: E731
-        self.start_S = as_array(s.start for s in segments)
-        self.count_S = as_array(s.count for s in segments)
-        self.slot_S = as_array(s.slot for s in segments)
+        self.start_S = np.array([s.start for s in segments], dtype=np.int64)
+        self.count_S = np.array([s.count for s in segments], dtype=np.int64)
+        self.slot_S = np.array([s.slot for s in segments], dtype=np.int64)
         for s in segments:
             if len(s.pages) * shape.block_tokens < s.start + s.count:
                 raise ValueError(f"{len(s.pages)} pages do not cover {s.start + s.count} tokens")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-
 from epdserve.kernels.mhc import collapse
 from epdserve.model.layers.block import Block, Residual
 from epdserve.model.layers.context import ForwardContext

@@ -7,7 +7,6 @@ serve if the decoder rows are run elsewhere.
 from collections.abc import Sequence
 
 import torch
-
 from epdserve.model.layers.block import Block, Residual
 from epdserve.model.layers.context import ForwardContext
 
@@ -15,7 +14,9 @@ from epdserve.model.layers.context import ForwardContext
 class CausalEncoder:
     """Layers [0, cut) and the KV-writing half of the cut layer."""
 
-    def __init__(self, embed_VD: torch.Tensor, copies: int, blocks: Sequence[Block], cut_block: Block) -> None:
+    def __init__(
+        self, embed_VD: torch.Tensor, copies: int, blocks: Sequence[Block], cut_block: Block
+    ) -> None:
         self._embed_VD, self._copies = embed_VD, copies
         self.blocks, self.cut_block = tuple(blocks), cut_block
 

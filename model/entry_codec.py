@@ -7,7 +7,6 @@ later are the same numbers. Values are float32 (exact: every stored value fits i
 from typing import Protocol
 
 import torch
-
 from epdserve.kernels.quant import (
     dequantize_fp4_e4m3,
     dequantize_fp4_e8m0,

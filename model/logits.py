@@ -141,4 +141,4 @@ def run(
     backbone = Backbone.load(model_dir, precision=precision)
     logits_TV = LogitsRun(backbone, np.array(ids, dtype=np.int64), plan).run()
     save_file({"logits": logits_TV}, out_file)
-    return tuple(logits_TV.shape)
+    return len(ids), backbone.config.text.vocab_size

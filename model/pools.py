@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-
 from epdserve.model.config import ModelConfig
 from epdserve.model.kv_layout import KVLayout, Plane
 

@@ -3,7 +3,6 @@
 from enum import StrEnum
 
 import torch
-
 from epdserve.model.kv_layout import EntryFormat
 
 

@@ -35,7 +35,8 @@ class ResidentTable:
     def lookup(self, rows_TC: torch.Tensor) -> torch.Tensor:
         """See EngramTable."""
         values = decode_e4m3(self._codes[rows_TC]).unflatten(-1, (-1, self._group))
-        return (values * decode_e8m0(self._scales[rows_TC])[..., None]).flatten(1)
+        widened: torch.Tensor = values * decode_e8m0(self._scales[rows_TC])[..., None]
+        return widened.flatten(1)
 
 
 class Engram:

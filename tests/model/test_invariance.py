@@ -8,8 +8,8 @@ from epdserve.model.logits import LogitsPlan, LogitsRun
 from epdserve.model.pools import KVPools
 from support.golden import tiny
 
-SETTINGS = ["f32", "f32q", "native"]
-IDS = np.random.default_rng(7).integers(3, 490, 90)
+SETTINGS = ["f32q", "native"]
+IDS = np.random.default_rng(7).integers(3, 490, 70)  # longer than window, top-k and candidate pool
 
 
 def run(setting: str, *, block_tokens: int = 16, ids: np.ndarray = IDS, **plan: object) -> torch.Tensor:
@@ -21,31 +21,31 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize("chunk", [3, 7, 33])
 def test_prefill_in_chunks_is_bitwise_one_prefill(setting: str, chunk: int) -> None:
     assert same_bits(run(setting, chunk=chunk), run(setting))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("prefill", [1, 2, 7, 8, 9, 33, 60])
+@pytest.mark.parametrize("prefill", [1, 8, 33])
 def test_prefill_then_decode_is_bitwise_one_prefill(setting: str, prefill: int) -> None:
     assert same_bits(run(setting, prefill=prefill, chunk=5), run(setting))
 
 
 @pytest.mark.parametrize("setting", ["f32", "f32q"])
-@pytest.mark.parametrize("block_tokens", [2, 6, 128])
+@pytest.mark.parametrize("block_tokens", [2, 128])
 def test_block_size_does_not_change_a_bit(setting: str, block_tokens: int) -> None:
     assert same_bits(run(setting, block_tokens=block_tokens), run(setting))
 
 
 @pytest.mark.parametrize("hit", [0, 32])
-@pytest.mark.parametrize("chunk", [1, 3, 8, 11, 64])
+@pytest.mark.parametrize("chunk", [1, 11, 40])
 def test_replay_is_bitwise_the_same_under_any_chunking(chunk: int, hit: int) -> None:
-    plan = {"prefill": 83, "encoder_hit": hit, "decoder_replay": True}
+    plan = {"prefill": 63, "encoder_hit": hit, "decoder_replay": True}
     whole, chunked = run("f32q", **plan), run("f32q", chunk=chunk, **plan)
     assert same_bits(chunked, whole)
-    assert whole[: 83 - 8].isnan().all()
-    assert not whole[83 - 8 :].isnan().any()
+    assert whole[: 63 - 8].isnan().all()
+    assert not whole[63 - 8 :].isnan().any()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -55,7 +55,7 @@ def test_batch_mates_do_not_change_a_bit(setting: str) -> None:
     layout = backbone.layout(8)
     shape = backbone.batch_shape(layout)
     rng = np.random.default_rng(3)
-    requests = [rng.integers(3, 490, length) for length in (3, 17, 40, 41, 75)]
+    requests = [rng.integers(3, 490, length) for length in (3, 17, 40, 41, 66)]
     pages_of = [list(rng.permutation(np.arange(i * 12, i * 12 + 12))) for i in range(len(requests))]
     alone = [run(setting, ids=ids) for ids in requests]
     pools = KVPools(backbone.config, layout, num_pages=60, num_slots=7)
@@ -82,5 +82,5 @@ def test_batch_mates_do_not_change_a_bit(setting: str) -> None:
 
 def test_exactness_of_the_flags_matters() -> None:
     """Guard against a vacuous file: replay and chunk floors do change numbers when they should."""
-    full, replayed = run("f32q", prefill=83), run("f32q", prefill=83, encoder_hit=32)
-    assert not torch.allclose(full[82], replayed[82])
+    full, replayed = run("f32q", prefill=63), run("f32q", prefill=63, encoder_hit=32)
+    assert not torch.allclose(full[62], replayed[62])
