@@ -1,0 +1,30 @@
+"""One server of real processes for all integration tests, and the check that each of them gives back what it took."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.stack import Stack, running_stack
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """``epdserve up`` with the demo model, started once."""
+    folder = tmp_path_factory.mktemp("stack")
+    with running_stack(folder / "state", "--port", "0", "--model", str(folder / "demo-model")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _conserved(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test that used the server: no page, slot or lease is held any more."""
+    yield
+    if "stack" in request.fixturenames:
+        request.getfixturevalue("stack").assert_conserved()
