@@ -87,10 +87,9 @@ def write_sidecar(directory: Path, stamps: Sequence[ShardStamp], fingerprint: by
         return False
     content = json.dumps(_document(stamps, fingerprint), indent=1).encode()
     try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=SIDECAR_FILE, delete=False) as file:
-            file.write(content)
-        Path(file.name).chmod(0o644)
-        os.replace(file.name, directory / SIDECAR_FILE)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=SIDECAR_FILE) as work:
+            (Path(work) / SIDECAR_FILE).write_bytes(content)
+            os.replace(Path(work) / SIDECAR_FILE, directory / SIDECAR_FILE)
     except OSError:
         return False
     return True

@@ -66,10 +66,10 @@ def is_demo_model(directory: Path) -> bool:
     """Whether the directory holds a demo model and nothing else."""
     try:
         document = json.loads((directory / CONFIG_FILE).read_bytes())
-        present = {entry.name for entry in directory.iterdir()}
+        present = {entry.name for entry in directory.iterdir() if not entry.name.startswith(SIDECAR_FILE)}
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and DEMO_KEY in document and present <= _FILES | {SIDECAR_FILE}
+    return isinstance(document, dict) and DEMO_KEY in document and present <= _FILES
 
 
 def _refuse_foreign(target: Path) -> None:
