@@ -37,36 +37,53 @@ def sample_ref(
 ) -> Tensor:
     """One token per row: (R,) int64.
 
-    Temperature 0 takes the best token, the lowest index on ties. Otherwise the tokens are ordered by probability
-    (ties: lower index first) and filtered: the ``top_k`` first (0 = all), then the shortest prefix of these that holds
-    ``top_p`` of their mass, then those with at least ``min_p`` times the best token's probability. The first token
-    always stays. One uniform number of (seed, position) picks from what is left.
+    Temperature 0 takes the best token, the lowest index on ties. Otherwise the tokens are filtered: the ``top_k`` most
+    probable (0 = all; ties: lower index first), of these the shortest run that holds ``top_p`` of their mass, and of
+    these the ones with at least ``min_p`` times the best token's probability. The best token always stays. One uniform
+    number of (seed, position) picks from what is left.
 
     Args:
         logits_RV: (R, V) float32.
         temperature_R, top_p_R, min_p_R: (R,) float.
         top_k_R, seed_R, position_R: (R,) int64.
 
-    Numerics: probabilities and running sums in float64; a row's result depends on that row only.
+    Numerics: running sums in float64; a row's result depends on that row only.
     """
-    greedy = logits_RV.argmax(dim=1)
-    cold = temperature_R <= 0
-    if bool(cold.all()):
-        return greedy
-    heat = temperature_R.double().masked_fill(cold, 1.0).unsqueeze(1)
-    value, token = logits_RV.sort(dim=1, descending=True, stable=True)
-    mass = value.double().sub_(value[:, :1]).div_(heat).exp_()  # relative to the best token
+    best, greedy = logits_RV.max(dim=1, keepdim=True)
+    warm = temperature_R > 0
+    if not bool(warm.any()):
+        return greedy.squeeze(1)
+    heat = temperature_R.float().where(warm, 1.0).unsqueeze(1)
+    mass = ((logits_RV.float() - best) / heat).exp_()  # relative to the best token
+    uniform = uniform_ref(seed_R, position_R).unsqueeze(1)
+    token = _pick(mass, uniform)
+    narrow = warm & ((top_k_R > 0) | (top_p_R < 1) | (min_p_R > 0))
+    if bool(narrow.any()):
+        filters = top_k_R.unsqueeze(1), top_p_R.double().unsqueeze(1), min_p_R.double().unsqueeze(1)
+        token = torch.where(narrow.unsqueeze(1), _pick_filtered(mass, *filters, uniform), token)
+    return torch.where(warm.unsqueeze(1), token, greedy).squeeze(1)
+
+
+def _pick(mass_RN: Tensor, uniform_R1: Tensor) -> Tensor:
+    """(R, 1) first column whose running sum exceeds the uniform share of the total; never one of no mass."""
+    running = mass_RN.cumsum(1, dtype=torch.float64)
+    total = running[:, -1:]
+    place = torch.searchsorted(running, uniform_R1 * total, right=True)
+    # a product that rounds up to the total belongs to the last column that added to it
+    return place.minimum(torch.searchsorted(running, total.contiguous()))
+
+
+def _pick_filtered(
+    mass_RV: Tensor, top_k_R1: Tensor, top_p_R1: Tensor, min_p_R1: Tensor, uniform_R1: Tensor
+) -> Tensor:
+    """(R, 1) token drawn from the filtered rows, in descending order of mass."""
+    mass, token = mass_RV.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(mass.shape[1], device=mass.device)
-    size = torch.where(top_k_R > 0, top_k_R, mass.shape[1]).unsqueeze(1)
-    mass.masked_fill_(rank >= size, 0.0)
-    before = mass.cumsum(1).sub_(mass)
-    wanted = top_p_R.double().unsqueeze(1) * mass.sum(1, keepdim=True)
-    drop = (before >= wanted) | (mass < min_p_R.double().unsqueeze(1))
+    mass = mass.masked_fill_((top_k_R1 > 0) & (rank >= top_k_R1), 0.0)
+    running = mass.cumsum(1, dtype=torch.float64)
+    drop = ((running - mass) >= top_p_R1 * running[:, -1:]) | (mass < min_p_R1)
     drop[:, 0] = False
-    running = mass.masked_fill_(drop, 0.0).cumsum(1)
-    target = uniform_ref(seed_R, position_R).unsqueeze(1) * running[:, -1:]
-    place = torch.searchsorted(running, target, right=True).clamp_(max=mass.shape[1] - 1)
-    return torch.where(cold, greedy, token.gather(1, place).squeeze(1))
+    return token.gather(1, _pick(mass.masked_fill_(drop, 0.0), uniform_R1))
 
 
 def uniform_ref(seed_R: Tensor, position_R: Tensor) -> Tensor:
