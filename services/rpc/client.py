@@ -70,7 +70,7 @@ class PrefillClient(WorkerClient):
         """Fill KV for a prompt. Cancelling this coroutine cancels the job on the worker.
 
         Raises:
-            ServiceError: What the worker raised, ``Unavailable`` if it cannot be reached, ``DeadlineExceeded``.
+            ServiceError: What the worker raised; ``WorkerLost`` if it cannot be reached; ``DeadlineExceeded``.
         """
         pb = prefill_job_to_pb(job)
         call = self._stub.Run(pb, timeout=deadline_s, metadata=self._metadata)

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import grpc
 from epdserve.services.errors import (
-    Cancelled,
     DeadlineExceeded,
     Internal,
     InvalidRequest,
@@ -20,7 +19,7 @@ from epdserve.services.errors import (
     Overloaded,
     ServiceError,
     Unauthenticated,
-    Unavailable,
+    WorkerLost,
 )
 from epdserve.services.rpc.convert import error_from_pb, error_to_pb
 from epdserve.services.rpc.pb import common_pb2
@@ -34,8 +33,11 @@ _BY_STATUS: Final[dict[grpc.StatusCode, type[ServiceError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
-    grpc.StatusCode.CANCELLED: Cancelled,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    # a worker of ours that refuses says so in details: these come from a connection that broke, or never was.
+    # (Whoever cancels a call here sees CancelledError instead.)
+    grpc.StatusCode.CANCELLED: WorkerLost,
+    grpc.StatusCode.UNAVAILABLE: WorkerLost,
+    grpc.StatusCode.UNKNOWN: WorkerLost,
     grpc.StatusCode.ABORTED: LeaseLost,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from epdserve.services.errors import (
-    Cancelled,
     DeadlineExceeded,
     Internal,
     LeaseLost,
@@ -14,6 +13,7 @@ from epdserve.services.errors import (
     ServiceError,
     Unauthenticated,
     Unavailable,
+    WorkerLost,
 )
 from epdserve.services.rpc.auth import token_metadata
 from epdserve.services.rpc.channel import open_channel
@@ -117,9 +117,9 @@ async def test_deadline_ends_call_and_job(client: PrefillClient, handler: FakePr
     await until(lambda: handler.cancelled == 1)
 
 
-async def test_absent_worker_is_unavailable() -> None:
+async def test_absent_worker_is_lost() -> None:
     async with PrefillClient("127.0.0.1:9", token=TOKEN, worker="w") as client:
-        with pytest.raises(Unavailable) as raised:
+        with pytest.raises(WorkerLost) as raised:
             await client.describe(deadline_s=2)
         assert raised.value.worker == "w"
 
@@ -130,7 +130,7 @@ async def test_server_that_stops_fails_its_calls(server: RpcServer, handler: Fak
         call = asyncio.create_task(client.run(JOB, deadline_s=30))
         await until(lambda: bool(handler.jobs))
         await server.stop(grace_s=0.0)
-        with pytest.raises((Unavailable, Cancelled)):
+        with pytest.raises(WorkerLost):
             await call
 
 
