@@ -22,34 +22,32 @@ from epdserve.kvstore.prefix_index import PrefixIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash, BlockInfo, Conservation, PageId
 
 
-class Phase(enum.Enum):
+class Phase(enum.IntEnum):  # IntEnum: hashed in C, and every step hashes one
     """Where a page is in its life."""
 
-    FREE = "free"
-    FILLING = "filling"  # owned by one request, content undefined for everybody else
-    SEALED = "sealed"  # immutable, shared, referenced
-    CACHED = "cached"  # immutable, nobody's
-    QUARANTINED = "quarantined"  # a late write may still land
+    FREE = 0
+    FILLING = 1  # owned by one request, content undefined for everybody else
+    SEALED = 2  # immutable, shared, referenced
+    CACHED = 3  # immutable, nobody's
+    QUARANTINED = 4  # a late write may still land
 
 
-class Event(enum.Enum):
+class Event(enum.IntEnum):
     """What can happen to a page."""
 
-    RESERVE = "reserve"
-    SEAL = "seal"
-    DUPLICATE = "duplicate"  # sealed, but the block was already here
-    ABORT = "abort"
-    QUARANTINE = "quarantine"
-    TRANSFER_OVER = "transfer_over"
-    PIN = "pin"
-    DESCRIBE = "describe"
-    RELEASE = "release"  # a reference that is not the last
-    LAST_RELEASE = "last_release"
-    RETIRE = (
-        "retire"  # the last reference to a page whose block has a better copy, or such a page unreferenced
-    )
-    HIT = "hit"
-    EVICT = "evict"
+    RESERVE = 0
+    SEAL = 1
+    DUPLICATE = 2  # sealed, but the block was already here
+    ABORT = 3
+    QUARANTINE = 4
+    TRANSFER_OVER = 5
+    PIN = 6
+    DESCRIBE = 7
+    RELEASE = 8  # a reference that is not the last
+    LAST_RELEASE = 9
+    RETIRE = 10  # nobody references a page whose block has a better copy elsewhere
+    HIT = 11
+    EVICT = 12
 
 
 _NEXT: Final = {  # every other pair is a caller's bug
@@ -96,7 +94,7 @@ class BlockManager:
         self._index = PrefixIndex()
         self._events = EventBuffer(event_capacity)
         self._phases = [Phase.FREE] * num_pages
-        self._counts = Counter({Phase.FREE: num_pages})
+        self._counts = [num_pages if phase is Phase.FREE else 0 for phase in Phase]
         self._blocks: dict[PageId, _Block] = {}  # of SEALED and CACHED pages
 
     def match(self, hashes: Sequence[BlockHash], *, exact: bool) -> list[PageId]:
@@ -290,9 +288,10 @@ class BlockManager:
 
     def _require(self, page: PageId, event: Event) -> Phase:
         phase = self._phases[page] if 0 <= page < len(self._phases) else None
-        if phase is None or (phase, event) not in _NEXT:
-            raise WrongPhase(page, "unknown" if phase is None else phase.value, event.value)
-        return _NEXT[phase, event]
+        after = None if phase is None else _NEXT.get((phase, event))
+        if after is None:
+            raise WrongPhase(page, "unknown" if phase is None else phase.name.lower(), event.name.lower())
+        return after
 
     def _step(self, page: PageId, event: Event) -> None:
         after = self._require(page, event)
@@ -310,7 +309,7 @@ class BlockManager:
             for page, times in Counter(pages).items():
                 self._require(page, event)
                 if times > 1:
-                    raise WrongPhase(page, f"named {times} times", event.value)
+                    raise WrongPhase(page, f"named {times} times", event.name.lower())
             for page in pages:
                 if self._require(page, event) is Phase.FREE:
                     self._free(page, event)
@@ -341,7 +340,7 @@ class BlockManager:
         self._metrics.replaced()
 
     def _conservation(self) -> Conservation:
-        by_phase = {phase.value: self._counts[phase] for phase in Phase}
+        by_phase = {phase.name.lower(): self._counts[phase] for phase in Phase}
         return Conservation(**by_phase, total=self._allocator.num_pages)
 
     def _problems(self) -> list[str]:
@@ -350,7 +349,7 @@ class BlockManager:
         for phase in Phase:
             if counted[phase] != self._counts[phase]:
                 problems.append(
-                    f"{counted[phase]} pages are {phase.value}, {self._counts[phase]} were counted"
+                    f"{counted[phase]} pages are {phase.name}, {self._counts[phase]} were counted"
                 )
         if self._conservation().missing:
             problems.append(f"phases do not add up: {self._conservation()}")
@@ -361,10 +360,10 @@ class BlockManager:
             page = PageId(page_number)
             if (self._allocator.references(page) > 0) != (phase is Phase.SEALED):
                 problems.append(
-                    f"page {page} is {phase.value} with {self._allocator.references(page)} references"
+                    f"page {page} is {phase.name} with {self._allocator.references(page)} references"
                 )
             if (page in self._blocks) != (phase in (Phase.SEALED, Phase.CACHED)):
-                problems.append(f"page {page} is {phase.value}, which does not fit its block")
+                problems.append(f"page {page} is {phase.name}, which does not fit its block")
             if phase is Phase.CACHED and self._index.get(self._blocks[page].block_hash) != page:
                 problems.append(f"page {page} is cached and not in the index")
         recounted = self._index.recount()
