@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from epdserve.kernels.linear import linear
+from epdserve.kernels.linear import grouped_linear, linear
 from epdserve.kernels.moe import route, swiglu
 from epdserve.kernels.quant import round_fp8
 from epdserve.model.config import ModelConfig
@@ -13,7 +13,7 @@ from epdserve.model.precision import Precision
 
 
 class MoE:
-    """Routed and shared experts. Rows are sorted by expert, so that each expert is one product over its rows."""
+    """Routed and shared experts."""
 
     def __init__(
         self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, torch.Tensor], precision: Precision
@@ -46,23 +46,21 @@ class MoE:
         return (routed_TD + shared_TD.float()).to(self.dtype)
 
     def _routed(self, x_TD: torch.Tensor, experts_Tk: torch.Tensor, weights_Tk: torch.Tensor) -> torch.Tensor:
-        flat = experts_Tk.flatten()
-        order = torch.argsort(flat, stable=True)
-        counts = torch.bincount(flat, minlength=len(self.w13_ENK)).tolist()
-        x = (round_fp8(x_TD) if self.rounds else x_TD).float()[order // self.top_k]
-        weight = weights_Tk.flatten()[order, None]
-        out = torch.empty(len(flat), x_TD.shape[1], device=x.device)
-        begin = 0
-        for expert, count in enumerate(counts):
-            if count:
-                end = begin + count
-                out[order[begin:end]] = self._expert(expert, x[begin:end], weight[begin:end])
-                begin = end
-        return out.view(*experts_Tk.shape, -1).sum(dim=1)
-
-    def _expert(self, expert: int, x_RD: torch.Tensor, weight_R1: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(x_RD, self.w13_ENK[expert]).to(self.dtype).float().chunk(2, dim=-1)
+        """Rows lie as (place within the expert, expert), so that all experts are one grouped product."""
+        num_experts, top_k = len(self.w13_ENK), self.top_k
+        expert_P = experts_Tk.flatten()
+        seen_PE = torch.nn.functional.one_hot(expert_P, num_experts).cumsum(0)
+        place_P = seen_PE.gather(1, expert_P[:, None]).flatten() - 1
+        where = place_P, expert_P
+        capacity = int(seen_PE[-1].max())
+        x = (round_fp8(x_TD) if self.rounds else x_TD).float()
+        x_CED = x.new_zeros(capacity, num_experts, x.shape[1])
+        x_CED[where] = x.repeat_interleave(top_k, dim=0)
+        weight_CE1 = x.new_zeros(capacity, num_experts, 1)
+        weight_CE1[where] = weights_Tk.flatten()[:, None]
+        gate, up = grouped_linear(x_CED, self.w13_ENK).to(self.dtype).float().chunk(2, dim=-1)
         # The routing weight comes before w2, so that it takes part in the second rounding (spec/backbone 6).
-        hidden = (swiglu(gate, up, self.limit) * weight_R1).to(self.dtype)
+        hidden = (swiglu(gate, up, self.limit) * weight_CE1).to(self.dtype)
         hidden = round_fp8(hidden) if self.rounds else hidden
-        return linear(hidden.float(), self.w2_EKN[expert]).to(self.dtype).float()
+        out_CED = grouped_linear(hidden.float(), self.w2_EKN).to(self.dtype).float()
+        return out_CED[where].unflatten(0, (-1, top_k)).sum(dim=1)
