@@ -16,6 +16,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+_FIRST_WIDTH: Final = 512  # tokens put in order before any filter was seen to need more
 _GOLDEN: Final = _signed(0x9E3779B97F4A7C15)
 _MIX_1: Final = _signed(0xBF58476D1CE4E5B9)
 _MIX_2: Final = _signed(0x94D049BB133111EB)
@@ -55,35 +56,68 @@ def sample_ref(
         return greedy.squeeze(1)
     heat = temperature_R.float().where(warm, 1.0).unsqueeze(1)
     mass = ((logits_RV.float() - best) / heat).exp_()  # relative to the best token
+    running = mass.cumsum(1, dtype=torch.float64)
     uniform = uniform_ref(seed_R, position_R).unsqueeze(1)
-    token = _pick(mass, uniform)
-    narrow = warm & ((top_k_R > 0) | (top_p_R < 1) | (min_p_R > 0))
-    if bool(narrow.any()):
-        filters = top_k_R.unsqueeze(1), top_p_R.double().unsqueeze(1), min_p_R.double().unsqueeze(1)
-        token = torch.where(narrow.unsqueeze(1), _pick_filtered(mass, *filters, uniform), token)
+    token = _pick(running, uniform)
+    rows = (warm & ((top_k_R > 0) | (top_p_R < 1) | (min_p_R > 0))).nonzero().squeeze(1)
+    if rows.numel():
+        token[rows] = _pick_filtered(
+            mass[rows],
+            running[rows, -1:],
+            top_k_R[rows].unsqueeze(1),
+            top_p_R[rows].double().unsqueeze(1),
+            min_p_R[rows].double().unsqueeze(1),
+            uniform[rows],
+        )
     return torch.where(warm.unsqueeze(1), token, greedy).squeeze(1)
 
 
-def _pick(mass_RN: Tensor, uniform_R1: Tensor) -> Tensor:
+def _pick(running_RN: Tensor, uniform_R1: Tensor) -> Tensor:
     """(R, 1) first column whose running sum exceeds the uniform share of the total; never one of no mass."""
-    running = mass_RN.cumsum(1, dtype=torch.float64)
-    total = running[:, -1:]
-    place = torch.searchsorted(running, uniform_R1 * total, right=True)
+    total = running_RN[:, -1:].contiguous()
+    place = torch.searchsorted(running_RN, uniform_R1 * total, right=True)
     # a product that rounds up to the total belongs to the last column that added to it
-    return place.minimum(torch.searchsorted(running, total.contiguous()))
+    return place.minimum(torch.searchsorted(running_RN, total))
 
 
 def _pick_filtered(
-    mass_RV: Tensor, top_k_R1: Tensor, top_p_R1: Tensor, min_p_R1: Tensor, uniform_R1: Tensor
+    mass_RV: Tensor,
+    total_R1: Tensor,
+    top_k_R1: Tensor,
+    top_p_R1: Tensor,
+    min_p_R1: Tensor,
+    uniform_R1: Tensor,
 ) -> Tensor:
-    """(R, 1) token drawn from the filtered rows, in descending order of mass."""
-    mass, token = mass_RV.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(mass.shape[1], device=mass.device)
-    mass = mass.masked_fill_((top_k_R1 > 0) & (rank >= top_k_R1), 0.0)
-    running = mass.cumsum(1, dtype=torch.float64)
-    drop = ((running - mass) >= top_p_R1 * running[:, -1:]) | (mass < min_p_R1)
-    drop[:, 0] = False
-    return token.gather(1, _pick(mass.masked_fill_(drop, 0.0), uniform_R1))
+    """(R, 1) token drawn from the filtered rows, in descending order of mass.
+
+    Only the heaviest tokens are put in order, more of them if a row's filters let the last one through.
+    """
+    vocabulary = mass_RV.shape[1]
+    width = min(vocabulary, max(_FIRST_WIDTH, int(top_k_R1.clamp(max=vocabulary).max())))
+    limited = (top_k_R1 > 0) & (top_k_R1 < vocabulary)
+    while True:
+        mass, token = _heaviest(mass_RV, width)
+        rank = torch.arange(width, device=mass.device)
+        mass.masked_fill_(limited & (rank >= top_k_R1), 0.0)
+        running = mass.cumsum(1, dtype=torch.float64)
+        wanted = top_p_R1 * torch.where(limited, running[:, -1:], total_R1)
+        drop = ((running - mass) >= wanted) | (mass < min_p_R1) | (mass == 0)
+        drop[:, 0] = False
+        if width == vocabulary or bool(drop[:, -1].all()):
+            running = mass.masked_fill_(drop, 0.0).cumsum(1, dtype=torch.float64)
+            return token.gather(1, _pick(running, uniform_R1))
+        width = vocabulary
+
+
+def _heaviest(mass_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Mass and token, each (R, width), of the heaviest tokens in descending order; ties: lower index first.
+
+    Masses are not negative, so their bits sort as integers; the inverted index below them makes the keys distinct.
+    """
+    last = mass_RV.shape[1] - 1
+    inverted = torch.arange(last, -1, -1, device=mass_RV.device)
+    key = ((mass_RV.view(torch.int32).long() << 32) | inverted).topk(width, dim=1).values
+    return (key >> 32).int().view(torch.float32), last - (key & 0xFFFFFFFF)
 
 
 def uniform_ref(seed_R: Tensor, position_R: Tensor) -> Tensor:
