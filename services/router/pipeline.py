@@ -101,7 +101,7 @@ class Pipeline:
                 route = await self._placer.place(
                     _continued(request.tokens, emitted),
                     tenant_key=request.tenant_key,
-                    expected_tokens=min(request.sampling.max_tokens, self._limits.expected_tokens),
+                    expected_tokens=self._expected_tokens(request),
                     avoid=lost,
                 )
             except Unavailable:
@@ -138,43 +138,41 @@ class Pipeline:
     async def _attempt(
         self, route: Route, request: GenerateRequest, emitted: list[int], trail: Trail
     ) -> AsyncGenerator[TokenChunk, None]:
-        """One prefill and the decode after it."""
-        loop = asyncio.get_running_loop()
+        """One prefill and the decode after it. Both workers count it from the start: it is coming to them."""
         tokens = _continued(request.tokens, emitted)
         # Workers take every id once in their lives, and a request may come to one twice
         attempt_id = f"{request.request_id}.{trail.retries + trail.resumes}"
-        job = PrefillJob(attempt_id, tokens, request.tenant_key, request.exact, request.trace)
-        with self._ledger.hold(route.prefill.worker, max(1, len(tokens) - route.hit_tokens)):
-            result = await self._prefill(route, job, request)
-        trail.prefill = trail.prefill or result
-        trail.prefilled_at = trail.prefilled_at or loop.time()
-        decode_job = DecodeJob(
-            attempt_id,
-            request.tokens,
-            request.tenant_key,
-            request.exact,
-            request.sampling,
-            result.handle,
-            token_ids(emitted),
-            request.trace,
-        )
-        with self._ledger.hold(route.decode.worker, len(tokens) + self._limits.expected_tokens):
-            stream = self._cluster.decode(
-                route.decode.worker, decode_job, timeout_s=_remaining_s(request.deadline_at)
+        with self._ledger.hold(route.decode.worker, len(tokens) + self._expected_tokens(request)):
+            with self._ledger.hold(route.prefill.worker, max(1, len(tokens) - route.hit_tokens)):
+                result = await self._prefill(route, attempt_id, tokens, request)
+            trail.prefill = trail.prefill or result
+            trail.prefilled_at = trail.prefilled_at or asyncio.get_running_loop().time()
+            job = DecodeJob(
+                attempt_id,
+                request.tokens,
+                request.tenant_key,
+                request.exact,
+                request.sampling,
+                result.handle,
+                token_ids(emitted),
+                request.trace,
             )
-            async with aclosing(self._checked(route, stream, decode_job, trail)) as chunks:
+            async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _prefill(self, route: Route, job: PrefillJob, request: GenerateRequest) -> PrefillResult:
+    async def _prefill(
+        self, route: Route, attempt_id: str, tokens: TokenIds, request: GenerateRequest
+    ) -> PrefillResult:
         worker = route.prefill.worker
+        job = PrefillJob(attempt_id, tokens, request.tenant_key, request.exact, request.trace)
         try:
             return await self._cluster.prefill(worker, job, timeout_s=_remaining_s(request.deadline_at))
         except ServiceError as error:
             raise _named(error, worker) from error
 
-    async def _checked(
-        self, route: Route, stream: TokenStream, job: DecodeJob, trail: Trail
+    async def _decode(
+        self, route: Route, job: DecodeJob, deadline_at: float, trail: Trail
     ) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of a decode worker, checked for gaps; the lease is given back if no token ever came."""
         assert job.handle is not None
@@ -183,6 +181,7 @@ class Pipeline:
         worker = route.decode.worker
         pulled = False
         try:
+            stream = self._cluster.decode(worker, job, timeout_s=_remaining_s(deadline_at))
             async with aclosing(stream):
                 while True:
                     chunk = await self._next(stream, worker)
@@ -212,6 +211,9 @@ class Pipeline:
         if chunk.error is not None:
             raise _named(chunk.error.to_error(), worker)
         return chunk
+
+    def _expected_tokens(self, request: GenerateRequest) -> int:
+        return min(request.sampling.max_tokens, self._limits.expected_tokens)
 
     async def _give_back(self, handle: KVHandle) -> None:
         """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""

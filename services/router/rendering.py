@@ -62,7 +62,7 @@ class ChatRenderer:
             ValueError: The effort line of this tokenizer is not what the splice expects.
         """
         self._tokenizer = tokenizer
-        self._encoding = recipe.DeepseekV41Encoding().with_tokenizer(tokenizer.native)
+        self._encoding = tokenizer.encoding
         self._options = recipe.ConversionOptions()
         self._splice_at, self._spliced_ids = self._find_effort_number()
 

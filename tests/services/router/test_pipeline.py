@@ -1,0 +1,293 @@
+"""The request's way through the cluster: placement, retries, resuming, leases, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from epdserve.kvstore.hashing import prefix_hash_chain
+from epdserve.services.errors import (
+    InvalidRequest,
+    LeaseLost,
+    Overloaded,
+    ServiceError,
+    Unavailable,
+    WorkerLost,
+)
+from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.pipeline import Pipeline, PipelineLimits
+from epdserve.services.router.request import GenerateRequest, Trail
+from epdserve.services.router.routing import Placer
+from epdserve.services.types import (
+    FinishReason,
+    SamplingParams,
+    WorkerInfo,
+    WorkerRole,
+    WorkerState,
+    token_ids,
+)
+from support.fake_cluster import ROOT, FakeCluster, Script, worker_info
+
+PROMPT = token_ids(range(100, 150))
+KEY = b"k" * 32
+OUTPUT = list(range(200, 220))
+
+
+def pool(prefills: int = 1, decodes: int = 1) -> list[WorkerInfo]:
+    return [
+        *(worker_info(f"p{i}", WorkerRole.PREFILL) for i in range(prefills)),
+        *(worker_info(f"d{i}", WorkerRole.DECODE) for i in range(decodes)),
+    ]
+
+
+def pipeline_of(cluster: FakeCluster, **limits: Any) -> tuple[Pipeline, InFlightLedger]:
+    ledger = InFlightLedger()
+    limits = {"decode_stall_s": 2.0, "replacement_wait_s": 0.0, **limits}
+    return Pipeline(cluster, Placer(cluster, ledger), ledger, PipelineLimits(**limits)), ledger
+
+
+def request(**changes: Any) -> GenerateRequest:
+    fields: dict[str, Any] = {
+        "request_id": "r1",
+        "tokens": PROMPT,
+        "tenant_key": KEY,
+        "sampling": SamplingParams(seed=1, max_tokens=100),
+        "deadline_at": asyncio.get_running_loop().time() + 5,
+        **changes,
+    }
+    return GenerateRequest(**fields)
+
+
+async def run(
+    pipeline: Pipeline, request: GenerateRequest, trail: Trail | None = None
+) -> tuple[list[int], FinishReason]:
+    """All tokens; checks offsets on the way."""
+    tokens: list[int] = []
+    async with aclosing(pipeline.generate(request, trail or Trail(0.0))) as chunks:
+        async for chunk in chunks:
+            assert chunk.offset == len(tokens)
+            assert chunk.error is None
+            tokens.extend(chunk.tokens)
+            if chunk.finish_reason is not None:
+                return tokens, chunk.finish_reason
+    raise AssertionError("no finish reason")
+
+
+async def test_prompt_and_handle_reach_the_workers() -> None:
+    cluster = FakeCluster(Script(OUTPUT), pool())
+    pipeline, ledger = pipeline_of(cluster)
+    trail = Trail(0.0)
+    tokens, reason = await run(pipeline, request(exact=True, trace="t"), trail)
+    assert (tokens, reason) == ([*OUTPUT, 1], FinishReason.STOP)
+    ((prefill_worker, prefill),) = cluster.prefill_jobs
+    ((decode_worker, decode),) = cluster.decode_jobs
+    assert (prefill_worker, decode_worker) == ("p0", "d0")
+    assert prefill.tokens is PROMPT
+    assert prefill.exact
+    assert decode.exact
+    assert (prefill.trace, prefill.tenant_key) == ("t", KEY)
+    assert decode.handle is not None
+    assert decode.handle.lease == "lease0"
+    assert trail.prefill is not None
+    assert trail.decode is not None
+    assert cluster.released == []
+    assert ledger.requests("p0") == ledger.requests("d0") == 0
+
+
+async def test_the_longest_prefix_hit_wins() -> None:
+    cluster = FakeCluster(Script(OUTPUT), pool(prefills=3))
+    hashes = prefix_hash_chain(PROMPT, block_tokens=16, root=ROOT, tenant_key=KEY)
+    cluster.held = {hashes[0]: {"p1", "p2"}, hashes[1]: {"p2"}, hashes[2]: {"p1"}}
+    pipeline, _ = pipeline_of(cluster)
+    await run(pipeline, request())
+    assert cluster.prefill_jobs[0][0] == "p2"
+    await run(pipeline, request(tenant_key=b"other"))
+    assert cluster.prefill_jobs[1][0] == "p0"
+
+
+async def test_own_load_counts_before_any_heartbeat_tells_it() -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_s=0.05), pool(prefills=2, decodes=2))
+    pipeline, _ = pipeline_of(cluster)
+    await asyncio.gather(*(run(pipeline, request(request_id=f"r{i}")) for i in range(4)))
+    assert sorted(worker for worker, _ in cluster.prefill_jobs) == ["p0", "p0", "p1", "p1"]
+    assert sorted(worker for worker, _ in cluster.decode_jobs) == ["d0", "d0", "d1", "d1"]
+
+
+async def test_workers_that_are_not_ready_get_nothing() -> None:
+    infos = pool(prefills=2)
+    infos[0] = replace(infos[0], state=WorkerState.DRAINING)
+    cluster = FakeCluster(Script(OUTPUT), infos)
+    pipeline, _ = pipeline_of(cluster)
+    await run(pipeline, request())
+    assert cluster.prefill_jobs[0][0] == "p1"
+
+
+async def test_pools_of_two_layouts_are_never_mixed() -> None:
+    infos = pool(prefills=2, decodes=1)
+    infos[0] = replace(infos[0], cache_root=b"old")
+    cluster = FakeCluster(Script(OUTPUT), infos)
+    pipeline, _ = pipeline_of(cluster)
+    await run(pipeline, request())
+    assert cluster.prefill_jobs[0][0] == "p1"
+    cluster.infos = [infos[0], infos[2]]
+    with pytest.raises(Unavailable, match="no matching prefill and decode worker"):
+        await run(pipeline, request())
+
+
+@pytest.mark.parametrize("missing", ["prefill", "decode"])
+async def test_no_worker_is_said(missing: str) -> None:
+    cluster = FakeCluster(Script(OUTPUT), [info for info in pool() if info.role != missing])
+    pipeline, _ = pipeline_of(cluster)
+    with pytest.raises(Unavailable, match=f"no {missing} worker is ready") as caught:
+        await run(pipeline, request())
+    assert caught.value.retry_after_s
+
+
+@pytest.mark.parametrize(
+    "error", [WorkerLost("gone"), Unavailable("refused"), WorkerLost("gone", worker="p0")]
+)
+async def test_a_prefill_worker_lost_costs_one_retry_elsewhere(error: ServiceError) -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_errors=[error]), pool(prefills=2))
+    pipeline, _ = pipeline_of(cluster)
+    trail = Trail(0.0)
+    tokens, _ = await run(pipeline, request(), trail)
+    assert tokens == [*OUTPUT, 1]
+    assert [worker for worker, _ in cluster.prefill_jobs] == ["p0", "p1"]
+    assert cluster.prefill_jobs[0][1].request_id != cluster.prefill_jobs[1][1].request_id
+    assert (trail.retries, trail.lost_workers) == (1, ["p0"])
+
+
+async def test_a_second_loss_before_the_first_token_is_the_clients() -> None:
+    errors: list[ServiceError] = [WorkerLost("gone"), WorkerLost("gone")]
+    cluster = FakeCluster(Script(OUTPUT, prefill_errors=errors), pool(prefills=3))
+    pipeline, _ = pipeline_of(cluster)
+    with pytest.raises(WorkerLost):
+        await run(pipeline, request())
+    assert len(cluster.prefill_jobs) == 2
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), Overloaded("full", retry_after_s=3)])
+async def test_what_another_worker_would_not_mend_is_not_retried(error: ServiceError) -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_errors=[error]), pool(prefills=2))
+    pipeline, _ = pipeline_of(cluster)
+    with pytest.raises(type(error)):
+        await run(pipeline, request())
+    assert len(cluster.prefill_jobs) == 1
+
+
+async def test_the_only_worker_lost_waits_for_its_next_life() -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_errors=[WorkerLost("gone")]), pool())
+    pipeline, _ = pipeline_of(cluster, replacement_wait_s=5.0)
+    running = asyncio.create_task(run(pipeline, request()))
+    await asyncio.sleep(0.1)
+    assert len(cluster.prefill_jobs) == 1
+    cluster.infos[0] = replace(cluster.infos[0], incarnation="2")
+    assert (await running)[0] == [*OUTPUT, 1]
+
+
+async def test_a_decode_worker_lost_before_the_first_token_is_replaced_and_its_lease_ended() -> None:
+    cluster = FakeCluster(Script(OUTPUT, decode_errors=[WorkerLost("gone")]), pool(decodes=2))
+    pipeline, _ = pipeline_of(cluster)
+    assert (await run(pipeline, request()))[0] == [*OUTPUT, 1]
+    assert [worker for worker, _ in cluster.decode_jobs] == ["d0", "d1"]
+    assert cluster.released == ["lease0"]
+    assert cluster.open_leases == set()
+
+
+async def test_a_lost_lease_prefills_again_and_may_stay_where_it_was() -> None:
+    cluster = FakeCluster(Script(OUTPUT, decode_errors=[LeaseLost("ended")]), pool())
+    pipeline, _ = pipeline_of(cluster)
+    trail = Trail(0.0)
+    assert (await run(pipeline, request(), trail))[0] == [*OUTPUT, 1]
+    assert trail.lost_workers == []
+    first, second = (job.request_id for _, job in cluster.decode_jobs)
+    assert first != second
+
+
+@pytest.mark.parametrize("die_after", [1, 7, 20])
+async def test_a_decode_worker_lost_in_mid_stream_loses_and_doubles_nothing(die_after: int) -> None:
+    cluster = FakeCluster(Script(OUTPUT, die_after=die_after), pool(decodes=2))
+    pipeline, _ = pipeline_of(cluster)
+    trail = Trail(0.0)
+    assert await run(pipeline, request(), trail) == ([*OUTPUT, 1], FinishReason.STOP)
+    assert trail.resumes == 1
+    resumed_prefill, resumed = cluster.prefill_jobs[1][1], cluster.decode_jobs[1][1]
+    assert resumed_prefill.tokens.tolist() == [*PROMPT.tolist(), *OUTPUT[:die_after]]
+    assert resumed.tokens.tolist() == PROMPT.tolist()
+    assert resumed.emitted.tolist() == OUTPUT[:die_after]
+    assert resumed.sampling == cluster.decode_jobs[0][1].sampling
+    assert cluster.decode_jobs[1][0] == "d1"
+
+
+async def test_a_worker_lost_between_last_token_and_finish_reason_costs_nothing() -> None:
+    cluster = FakeCluster(Script(OUTPUT, stop_id=None, die_after=4, batch=4), pool(decodes=2))
+    pipeline, _ = pipeline_of(cluster)
+    sampling = SamplingParams(seed=1, max_tokens=4)
+    cluster._chunks = _without_end(cluster)  # type: ignore[method-assign]
+    assert await run(pipeline, request(sampling=sampling)) == (OUTPUT[:4], FinishReason.LENGTH)
+    assert len(cluster.decode_jobs) == 1
+
+
+def _without_end(cluster: FakeCluster) -> Any:
+    def chunks(worker: str, job: Any) -> Sequence[Any]:
+        whole = FakeCluster._chunks(cluster, worker, job)
+        return [replace(whole[0], finish_reason=None)]
+
+    return chunks
+
+
+async def test_deaths_without_end_end() -> None:
+    cluster = FakeCluster(Script(OUTPUT), pool(decodes=9))
+    pipeline, _ = pipeline_of(cluster, max_resumes=2)
+
+    def dies(worker: str, job: Any) -> list[Any]:
+        cluster.script.die_after = len(job.emitted) + 1
+        return FakeCluster._chunks(cluster, worker, job)
+
+    cluster._chunks = dies  # type: ignore[method-assign]
+    with pytest.raises(WorkerLost):
+        await run(pipeline, request())
+    assert len(cluster.decode_jobs) == 3
+
+
+async def test_a_decode_worker_that_says_nothing_is_lost() -> None:
+    cluster = FakeCluster(Script(OUTPUT, first_gap_s=1.0), pool(decodes=2))
+    pipeline, _ = pipeline_of(cluster, decode_stall_s=0.05)
+    with pytest.raises(WorkerLost, match="no token"):
+        await run(pipeline, request())
+    assert cluster.running_decodes == 0
+
+
+async def test_closing_during_prefill_cancels_it() -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_s=60.0), pool())
+    pipeline, ledger = pipeline_of(cluster)
+    task = asyncio.create_task(run(pipeline, request()))
+    await asyncio.sleep(0.01)
+    assert ledger.tokens("p0") == len(PROMPT)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (cluster.cancelled_prefills, cluster.running_prefills, ledger.tokens("p0")) == (1, 0, 0)
+
+
+async def test_closing_before_the_first_token_ends_the_lease() -> None:
+    cluster = FakeCluster(Script(OUTPUT, first_gap_s=60.0), pool())
+    pipeline, _ = pipeline_of(cluster)
+    task = asyncio.create_task(run(pipeline, request()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (cluster.running_decodes, cluster.cancelled_decodes) == (0, 1)
+    assert cluster.released == ["lease0"]
+
+
+async def test_closing_in_mid_stream_cancels_and_releases_nothing() -> None:
+    cluster = FakeCluster(Script(OUTPUT, gap_s=0.001), pool())
+    pipeline, _ = pipeline_of(cluster)
+    async with aclosing(pipeline.generate(request(), Trail(0.0))) as chunks:
+        await anext(chunks)
+    assert (cluster.running_decodes, cluster.cancelled_decodes) == (0, 1)
+    assert cluster.released == []
