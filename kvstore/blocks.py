@@ -6,67 +6,19 @@ raised error leaves all pages as they were.
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from epdserve.kvstore.allocator import PageAllocator
 from epdserve.kvstore.block_events import EventBuffer
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, OutOfPages, WrongPhase
 from epdserve.kvstore.metrics import BlockMetrics
+from epdserve.kvstore.phases import Event, Phase, after
 from epdserve.kvstore.prefix_index import PrefixIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash, BlockInfo, Conservation, PageId
-
-
-class Phase(enum.IntEnum):  # IntEnum: hashed in C, and every step hashes one
-    """Where a page is in its life."""
-
-    FREE = 0
-    FILLING = 1  # owned by one request, content undefined for everybody else
-    SEALED = 2  # immutable, shared, referenced
-    CACHED = 3  # immutable, nobody's
-    QUARANTINED = 4  # a late write may still land
-
-
-class Event(enum.IntEnum):
-    """What can happen to a page."""
-
-    RESERVE = 0
-    SEAL = 1
-    DUPLICATE = 2  # sealed, but the block was already here
-    ABORT = 3
-    QUARANTINE = 4
-    TRANSFER_OVER = 5
-    PIN = 6
-    DESCRIBE = 7
-    RELEASE = 8  # a reference that is not the last
-    LAST_RELEASE = 9
-    RETIRE = 10  # nobody references a page whose block has a better copy elsewhere
-    HIT = 11
-    EVICT = 12
-
-
-_NEXT: Final = {  # every other pair is a caller's bug
-    (Phase.FREE, Event.RESERVE): Phase.FILLING,
-    (Phase.FILLING, Event.SEAL): Phase.SEALED,  # immutable and shareable from here
-    (Phase.FILLING, Event.DUPLICATE): Phase.FREE,
-    (Phase.FILLING, Event.ABORT): Phase.FREE,
-    (Phase.FILLING, Event.QUARANTINE): Phase.QUARANTINED,
-    (Phase.QUARANTINED, Event.TRANSFER_OVER): Phase.FREE,
-    (Phase.SEALED, Event.HIT): Phase.SEALED,
-    (Phase.SEALED, Event.PIN): Phase.SEALED,
-    (Phase.SEALED, Event.DESCRIBE): Phase.SEALED,
-    (Phase.SEALED, Event.RELEASE): Phase.SEALED,
-    (Phase.SEALED, Event.LAST_RELEASE): Phase.CACHED,
-    (Phase.SEALED, Event.RETIRE): Phase.FREE,
-    (Phase.CACHED, Event.HIT): Phase.SEALED,
-    (Phase.CACHED, Event.RETIRE): Phase.FREE,
-    (Phase.CACHED, Event.EVICT): Phase.FREE,  # no I/O: durable elsewhere already, or not worth keeping
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +239,18 @@ class BlockManager:
     # -- under the lock -------------------------------------------------------------------------------------
 
     def _require(self, page: PageId, event: Event) -> Phase:
-        phase = self._phases[page] if 0 <= page < len(self._phases) else None
-        after = None if phase is None else _NEXT.get((phase, event))
-        if after is None:
-            raise WrongPhase(page, "unknown" if phase is None else phase.name.lower(), event.name.lower())
-        return after
+        if not 0 <= page < len(self._phases):
+            raise WrongPhase(page, "unknown", event.name.lower())
+        phase = after(self._phases[page], event)
+        if phase is None:
+            raise WrongPhase(page, self._phases[page].name.lower(), event.name.lower())
+        return phase
 
     def _step(self, page: PageId, event: Event) -> None:
-        after = self._require(page, event)
+        phase = self._require(page, event)
         self._counts[self._phases[page]] -= 1
-        self._counts[after] += 1
-        self._phases[page] = after
+        self._counts[phase] += 1
+        self._phases[page] = phase
 
     def _free(self, page: PageId, event: Event) -> None:
         self._step(page, event)

@@ -19,21 +19,19 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from epdserve.kvstore.errors import PeerLost, TransferFailed, TransferUnavailable, UnknownPeer
 from epdserve.kvstore.metrics import TransferMetrics
 from epdserve.kvstore.transfer.base import Copy, TransferState
+from epdserve.kvstore.transfer.nixl_ticket import NixlPeer, NixlTicket
 from epdserve.kvstore.transfer.plan import Span, batches, coalesce, resolve
-from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId, RegionDescriptor
+from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId
 
 _log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_SPANS: Final = 1024
-_FIRST_PAUSE_S: Final = 0.00005
-_LONGEST_PAUSE_S: Final = 0.001
 _SPLIT_TRANSPORTS: Final = ("tcp", "all", "^")  # what a usable UCX_TLS names, or begins with
 
 
@@ -52,7 +50,7 @@ class NixlTransfer:
         self._door = _Door()
         self._agent: Any = self._door.open_agent(f"{name}#{secrets.token_hex(6)}")
         self._regions: dict[str, MemoryRegion] = {}
-        self._peers: dict[PeerId, _Peer] = {}
+        self._peers: dict[PeerId, NixlPeer] = {}
         self._current: dict[str, PeerId] = {}  # a peer's name -> its present incarnation
         self._pending: set[NixlTicket] = set()
 
@@ -95,7 +93,7 @@ class NixlTransfer:
                 return peer_id
             if known is not None:
                 self._retire(known)
-            self._peers[peer_id] = _Peer(peer_id, endpoint)
+            self._peers[peer_id] = NixlPeer(peer_id, endpoint)
             self._current[endpoint.agent] = peer_id
             return peer_id
 
@@ -168,7 +166,7 @@ class NixlTransfer:
         return self._agent
 
     def _post(self, ticket: NixlTicket, batch: Sequence[Span]) -> None:
-        if ticket.error is not None:
+        if ticket.first_error is not None:
             return
         if self._agent is None:
             ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "the transfer was closed"))
@@ -221,10 +219,10 @@ class NixlTransfer:
         ticket.fail(PeerLost(agent, "disconnected") if lost else TransferFailed(agent, repr(error)))
 
     def _finish(self, ticket: NixlTicket) -> None:
-        ticket.state = TransferState.DONE if ticket.error is None else TransferState.FAILED
+        ticket.state = TransferState.DONE if ticket.first_error is None else TransferState.FAILED
         self._pending.discard(ticket)
         self._metrics.transfers.labels(outcome=ticket.state.value).inc()
-        if ticket.error is None:
+        if ticket.first_error is None:
             self._metrics.bytes.inc(ticket.nbytes)
             self._metrics.seconds.observe(time.monotonic() - ticket.started_at)
         ticket.peer.reads -= 1
@@ -237,14 +235,14 @@ class NixlTransfer:
         except self._door.errors:
             _log.debug("a transfer handle could not be released", exc_info=True)
 
-    def _retire(self, peer: _Peer) -> None:
+    def _retire(self, peer: NixlPeer) -> None:
         peer.retired = True
         if self._current.get(peer.endpoint.agent) == peer.peer_id:
             del self._current[peer.endpoint.agent]
         if peer.reads == 0:
             self._remove(peer)
 
-    def _remove(self, peer: _Peer) -> None:
+    def _remove(self, peer: NixlPeer) -> None:
         self._peers.pop(peer.peer_id, None)
         if self._agent is None:
             return
@@ -253,7 +251,7 @@ class NixlTransfer:
         except self._door.errors:
             _log.debug("a peer could not be removed", extra={"peer": peer.peer_id}, exc_info=True)
 
-    def _let_go_of_lost(self, peer: _Peer) -> None:
+    def _let_go_of_lost(self, peer: NixlPeer) -> None:
         """Drop a lost peer so that it can be met anew; NIXL knows it by the same name then."""
         for ticket in tuple(self._pending):
             if ticket.peer is peer:
@@ -263,59 +261,6 @@ class NixlTransfer:
                 peer.endpoint.agent, f"{peer.reads} reads over its lost connection are not over"
             )
         self._retire(peer)
-
-
-class NixlTicket:
-    """A read under way; belongs to its ``NixlTransfer``. See ``TransferTicket`` for the contract."""
-
-    def __init__(self, transfer: NixlTransfer, peer: _Peer, nbytes: int) -> None:
-        self._transfer = transfer
-        self.peer = peer
-        self.nbytes = nbytes
-        self.started_at = time.monotonic()
-        self.handles: list[Any] = []
-        self.posted = False
-        self.state = TransferState.PENDING
-        self._error: TransferFailed | None = None
-
-    @property
-    def error(self) -> TransferFailed | None:
-        """Why the transfer FAILED."""
-        return self._error
-
-    def fail(self, error: TransferFailed) -> None:
-        """Remember the first error; the state follows when every request is over."""
-        self._error = self._error or error
-
-    def poll(self) -> TransferState:
-        """See ``TransferTicket.poll``."""
-        return self._transfer.poll_ticket(self)
-
-    def wait(self, deadline_s: float) -> TransferState:
-        """See ``TransferTicket.wait``."""
-        ends_at = time.monotonic() + deadline_s
-        pause = _FIRST_PAUSE_S
-        while (state := self.poll()) is TransferState.PENDING:
-            left = ends_at - time.monotonic()
-            if left <= 0:
-                self._transfer.missed_deadline()
-                break
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        return state
-
-
-@dataclass(slots=True)
-class _Peer:
-    peer_id: PeerId  # the name of the peer's agent within NIXL
-    endpoint: Endpoint
-    reads: int = 0
-    retired: bool = False
-    lost: bool = False
-
-    @property
-    def regions(self) -> dict[str, RegionDescriptor]:
-        return {region.name: region for region in self.endpoint.regions}
 
 
 class _Door:

@@ -1,0 +1,80 @@
+"""What a ``NixlTransfer`` remembers of its peers and of reads under way. Knows no NIXL."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from epdserve.kvstore.errors import TransferFailed
+from epdserve.kvstore.transfer.base import TransferState
+from epdserve.kvstore.types import Endpoint, PeerId, RegionDescriptor
+
+_FIRST_PAUSE_S: Final = 0.00005
+_LONGEST_PAUSE_S: Final = 0.001
+
+
+@dataclass(slots=True)
+class NixlPeer:
+    """One incarnation of a peer."""
+
+    peer_id: PeerId  # the name of the peer's agent within NIXL
+    endpoint: Endpoint
+    reads: int = 0
+    retired: bool = False
+    lost: bool = False
+
+    @property
+    def regions(self) -> dict[str, RegionDescriptor]:
+        """What it offers, by name."""
+        return {region.name: region for region in self.endpoint.regions}
+
+
+class TicketOwner(Protocol):
+    """What a ticket asks of its transfer."""
+
+    def poll_ticket(self, ticket: NixlTicket) -> TransferState:
+        """Drive one read and say how far it is."""
+
+    def missed_deadline(self) -> None:
+        """Count a wait that ended before its transfer."""
+
+
+class NixlTicket:
+    """A read under way; belongs to a ``NixlTransfer``. See ``TransferTicket`` for the contract."""
+
+    def __init__(self, owner: TicketOwner, peer: NixlPeer, nbytes: int) -> None:
+        self._owner = owner
+        self.peer = peer
+        self.nbytes = nbytes
+        self.started_at = time.monotonic()
+        self.handles: list[Any] = []
+        self.posted = False
+        self.state = TransferState.PENDING
+        self.first_error: TransferFailed | None = None  # the state follows once every request is over
+
+    @property
+    def error(self) -> TransferFailed | None:
+        """Why the transfer FAILED; None in every other state."""
+        return self.first_error if self.state is TransferState.FAILED else None
+
+    def fail(self, error: TransferFailed) -> None:
+        """Remember the first error."""
+        self.first_error = self.first_error or error
+
+    def poll(self) -> TransferState:
+        """See ``TransferTicket.poll``."""
+        return self._owner.poll_ticket(self)
+
+    def wait(self, deadline_s: float) -> TransferState:
+        """See ``TransferTicket.wait``."""
+        ends_at = time.monotonic() + deadline_s
+        pause = _FIRST_PAUSE_S
+        while (state := self.poll()) is TransferState.PENDING:
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                self._owner.missed_deadline()
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return state
