@@ -1,0 +1,146 @@
+"""One file for one machine: the settings of every role, and what ``up`` itself needs.
+
+What the roles must agree on is said once and filled in everywhere: the model directory, the registry and the file of
+the cluster token are ``up``'s to choose and are no keys of the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from epdserve.services.cli.errors import CommandError
+from epdserve.services.config import ConfigError, parse_config
+from epdserve.services.decode.config import DecodeSettings
+from epdserve.services.pool.config import PoolConfig
+from epdserve.services.prefill.config import PrefillSettings
+from epdserve.services.router.config import RouterConfig
+from pydantic import BaseModel, ConfigDict, Field
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Keys that ``up`` fills in; section -> names.
+FILLED_IN = {
+    "router": ("model_dir", "registry_url", "cluster_token_file"),
+    "pool": ("redis_url", "cluster_token_file"),
+    "prefill.engine": ("model_dir",),
+    "decode.engine": ("model_dir",),
+}
+
+
+class MachineConfig(BaseModel):
+    """What ``up`` starts.
+
+    Attributes:
+        model_dir: Checkpoint; ``--model`` wins. The demo model is written to ``.demo-model`` if neither is given.
+        ray_object_store_bytes: Ray's shared memory; nothing of ours lies in it, so it is as small as Ray allows.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_dir: Path | None = None
+    prefill_workers: int = Field(1, ge=1, le=64)
+    decode_workers: int = Field(1, ge=1, le=64)
+    ray_object_store_bytes: int = Field(80 * 2**20, ge=80 * 2**20)
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+
+
+class UpSettings(BaseModel):
+    """The whole file, filled in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: MachineConfig
+    router: RouterConfig
+    pool: PoolConfig
+    prefill: PrefillSettings
+    decode: DecodeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What ``up`` chose for this run."""
+
+    model_dir: Path
+    registry_url: str
+    token_file: Path
+
+
+def read_table(path: Path | None) -> dict[str, Any]:
+    """The file's table; an empty one without a file.
+
+    Raises:
+        CommandError: It cannot be read, or is no TOML.
+    """
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CommandError(f"{path} is no TOML file: {error}") from error
+
+
+def machine_config(table: Mapping[str, Any], *, source: str) -> MachineConfig:
+    """The ``[machine]`` section alone, for what must be known before the rest can be filled in.
+
+    Raises:
+        CommandError: It does not fit.
+    """
+    section = table.get("machine", {})
+    return _parse(section, MachineConfig, f"{source} [machine]")
+
+
+def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, source: str) -> UpSettings:
+    """The settings of every role.
+
+    Args:
+        table: Of the file.
+        port: Of the router, if the command line says one.
+        source: Named in errors.
+
+    Raises:
+        CommandError: A key is unknown, has a bad value, or is one that ``up`` fills in.
+    """
+    values = {
+        "model_dir": str(chosen.model_dir),
+        "registry_url": chosen.registry_url,
+        "redis_url": chosen.registry_url,
+        "cluster_token_file": str(chosen.token_file),
+    }
+    filled: dict[str, Any] = {"machine": dict(table.get("machine", {}))}
+    for name in table:
+        filled.setdefault(name, table[name])  # unknown sections are refused by name below
+    for path, names in FILLED_IN.items():
+        section = _section(filled, path, source)
+        for name in names:
+            if name in section:
+                raise CommandError(
+                    f"{source} [{path}]: {name} is set by up itself; see machine.model_dir and --model"
+                )
+            section[name] = values[name]
+    if port is not None:
+        _section(filled, "router", source)["port"] = port
+    return _parse(filled, UpSettings, source)
+
+
+def _section(table: dict[str, Any], path: str, source: str) -> dict[str, Any]:
+    """The table at a dotted path, copied on the way so that the caller's stays as it is."""
+    for name in path.split("."):
+        inner = table.get(name, {})
+        if not isinstance(inner, Mapping):
+            raise CommandError(f"{source}: {path} is no table")
+        table[name] = dict(inner)
+        table = table[name]
+    return table
+
+
+def _parse(table: Any, model: type[Model], source: str) -> Model:
+    try:
+        return parse_config(table, model, source=source)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error

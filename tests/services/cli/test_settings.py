@@ -1,0 +1,63 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from epdserve.services.cli.errors import CommandError
+from epdserve.services.cli.settings import Chosen, UpSettings, fill_in, machine_config, read_table
+
+CHOSEN = Chosen(Path("/models/demo"), "unix:///run/registry.sock", Path("/run/token"))
+
+
+def filled(table: dict[str, Any], port: int | None = None) -> UpSettings:
+    return fill_in(table, CHOSEN, port=port, source="file.toml")
+
+
+def test_an_empty_file_gives_the_defaults_and_what_up_chose() -> None:
+    settings = filled({})
+    assert settings.router.model_dir == CHOSEN.model_dir
+    assert settings.prefill.engine.model_dir == settings.decode.engine.model_dir == CHOSEN.model_dir
+    assert settings.router.registry_url == settings.pool.redis_url == CHOSEN.registry_url
+    assert settings.router.cluster_token_file == settings.pool.cluster_token_file == CHOSEN.token_file
+    assert settings.router.port == 8000
+
+
+def test_values_of_the_file_are_taken_and_the_table_stays_as_it_is() -> None:
+    table: dict[str, Any] = {"router": {"port": 9000}, "decode": {"engine": {"num_pages": 77}}}
+    assert filled(table).decode.engine.num_pages == 77
+    assert filled(table).router.port == 9000
+    assert filled(table, port=9001).router.port == 9001
+    assert table == {"router": {"port": 9000}, "decode": {"engine": {"num_pages": 77}}}
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"routr": {}}, "routr"),
+        ({"router": {"prot": 1}}, "router.prot"),
+        ({"router": {"port": "many"}}, "router.port"),
+        ({"router": []}, "router"),
+        ({"prefill": {"engine": {"model_dir": "/x"}}}, "set by up itself"),
+        ({"machine": {"decode_workers": 0}}, "machine.decode_workers"),
+    ],
+)
+def test_what_does_not_fit_is_named_in_one_line(table: dict[str, Any], named: str) -> None:
+    with pytest.raises(CommandError, match=named) as refused:
+        filled(table)
+    assert len(str(refused.value).splitlines()) == 1
+    assert "file.toml" in str(refused.value)
+
+
+def test_the_machine_s_section_can_be_read_alone() -> None:
+    assert machine_config({"machine": {"model_dir": "m"}}, source="f").model_dir == Path("m")
+    with pytest.raises(CommandError, match=r"\[machine\]"):
+        machine_config({"machine": {"colour": 1}}, source="f")
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
+    assert read_table(None) == {}
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[machine\n")
+    with pytest.raises(CommandError, match=r"broken\.toml is no TOML"):
+        read_table(broken)
+    with pytest.raises(CommandError, match="cannot read"):
+        read_table(tmp_path / "absent.toml")
