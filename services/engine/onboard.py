@@ -47,4 +47,5 @@ def onboard(runner: Runner, request: RunningRequest) -> bool:
         exact=request.exact,
     )
     request.next_row, request.tainted_from = request.span.first_row, hit or None
+    request.private = False
     return True

@@ -15,7 +15,7 @@ from epdserve.kvstore.clock import Clock
 from epdserve.kvstore.hashing import cache_root
 from epdserve.kvstore.metrics import BlockMetrics
 from epdserve.kvstore.slots import Slot, SlotPool
-from epdserve.kvstore.types import HOST_MEMORY, MemoryRegion, PageId
+from epdserve.kvstore.types import HOST_MEMORY, BlockHash, MemoryRegion, PageId
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs
 from epdserve.model.pools import KVPools, aligned_bytes
@@ -124,7 +124,7 @@ class Runner:
         filled: list[tuple[RunningRequest, int]] = []
         for request in requests:
             full = request.stored_tokens // self.block_tokens
-            if full > request.sealed_blocks:
+            if full > request.sealed_blocks and not request.private:
                 self.extend_hashes(request, full)
                 filled += [(request, block) for block in range(request.sealed_blocks, full)]
         if not filled:
@@ -154,6 +154,13 @@ class Runner:
             checksum=checksum,
         )
         request.sealed_blocks += 1
+
+    def holds_other_bytes(self, block_hash: BlockHash, checksum: int) -> bool:
+        """Whether a page holds this block with another checksum: replayed prefills differ in their last bits."""
+        pages = self.blocks.match([block_hash], exact=False)
+        differs = any(self.blocks.describe(page).checksum != checksum for page in pages)
+        self.blocks.release(pages)
+        return differs
 
     def _write_header(self, page: PageId, header: BlockHeader) -> None:
         at = self.layout.header_offset

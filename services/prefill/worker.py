@@ -16,6 +16,7 @@ from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import LeaseId, PageId
 from epdserve.model.batch import Outputs
 from epdserve.model.replay import PrefillSpan
+from epdserve.services.engine.chunks import share_budget
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.onboard import onboard
@@ -23,7 +24,6 @@ from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Part, Runner
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.errors import Cancelled, Overloaded, ServiceError
-from epdserve.services.prefill.chunks import share_budget
 from epdserve.services.types import BlockRef, KVHandle, PrefillJob, PrefillResult, TailRef
 
 _NOT_STARTED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)

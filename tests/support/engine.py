@@ -1,18 +1,40 @@
 """Small workers over the tiny golden model, and what they must produce by an independent path."""
 
-from collections.abc import Sequence
+import itertools
+import queue
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from epdserve.kvstore.clock import SystemClock
 from epdserve.kvstore.lease import LeaseTable
+from epdserve.kvstore.transfer.local import LocalFabric, LocalTransfer
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs, Segment
 from epdserve.model.pools import KVPools
 from epdserve.model.replay import plan_prefill
+from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.ingest import Ingest
+from epdserve.services.decode.preemption import SwapSpace
+from epdserve.services.decode.pulling import PullDriver
+from epdserve.services.decode.worker import DecodeWorker
 from epdserve.services.engine.config import EngineSettings
+from epdserve.services.engine.loop_thread import LoopThread
+from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.transfer_thread import TransferThread
+from epdserve.services.engine.validation import RequestLimits
+from epdserve.services.local.peers import LocalPeers
 from epdserve.services.prefill.worker import PrefillTask, PrefillWorker
-from epdserve.services.types import PrefillJob, PrefillResult, token_ids
+from epdserve.services.types import (
+    DecodeJob,
+    PrefillJob,
+    PrefillResult,
+    SamplingParams,
+    TokenChunk,
+    token_ids,
+)
 
 from support.golden import TINY, tiny
 
@@ -140,3 +162,153 @@ def greedy_reference(tokens: np.ndarray, new_tokens: int, *, exact: bool = False
     """Greedy continuation of a cold prompt by the tiny model alone."""
     reference = Reference(tiny("f32q"), len(tokens) + new_tokens)
     return reference.greedy(tokens, new_tokens, exact=exact)
+
+
+class DecodeBench:
+    """A decode worker beside a ``PrefillBench``, driven by hand; bytes move over a ``LocalFabric``."""
+
+    def __init__(
+        self,
+        prefill: PrefillBench | None = None,
+        *,
+        handoff_deadline_s: float = 5.0,
+        swap_memory_bytes: int = 2**26,
+        **changes: object,
+    ) -> None:
+        self.prefill = prefill or PrefillBench()
+        self.clock, self.leases, self.fabric = self.prefill.clock, self.prefill.leases, LocalFabric()
+        self.runner = make_runner(self.clock, **changes)
+        self.chunks: dict[str, list[TokenChunk]] = {}
+        self.steps: list[list[TokenChunk]] = []
+        self._commands: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._numbers = itertools.count()
+        source = self._transfer("prefill-0", self.prefill.runner)
+        self.transfers = TransferThread(self._transfer("decode-0", self.runner), clock=SystemClock())
+        self.transfers.start()
+        self._loop = LoopThread("decode-bench")
+        self.incarnations = {"prefill-0": "1"}
+        self.driver = PullDriver(
+            self._loop.loop,
+            self.transfers,
+            LocalPeers(source, self.leases, self.incarnations),
+            deadline_s=handoff_deadline_s,
+            lease_call_deadline_s=1.0,
+        )
+        self.metrics = EngineMetrics.unregistered()
+        self.admission = Admission(
+            self.runner,
+            Ingest(self.runner, self.transfers, self.driver),
+            SwapSpace(self.runner, limit_bytes=swap_memory_bytes),
+            self.driver,
+            submit=self._commands.put,
+            metrics=self.metrics,
+        )
+        engine = settings(**changes)
+        self.worker = DecodeWorker(
+            self.runner,
+            self.admission,
+            RequestLimits.of(self.runner, engine),
+            worker="decode-0",
+            publish=self._publish,
+            chunk_tokens=engine.chunk_tokens,
+            max_queued=engine.max_queued,
+            metrics=self.metrics,
+        )
+
+    def _transfer(self, name: str, runner: Runner) -> LocalTransfer:
+        transfer = LocalTransfer(self.fabric, name)
+        for region in runner.regions():
+            transfer.register(region)
+        return transfer
+
+    def _publish(self, chunks: Sequence[TokenChunk]) -> None:
+        self.steps.append(list(chunks))
+        for chunk in chunks:
+            self.chunks.setdefault(chunk.request_id, []).append(chunk)
+
+    def job(self, tokens: np.ndarray, sampling: SamplingParams, **changes: object) -> DecodeJob:
+        """A job with a handle from the prefill worker."""
+        exact = bool(changes.get("exact", False))
+        values: dict[str, object] = {
+            "request_id": f"r{next(self._numbers)}",
+            "tokens": token_ids(tokens),
+            "tenant_key": TENANT,
+            "exact": exact,
+            "sampling": sampling,
+        }
+        if "handle" not in changes:
+            emitted = np.asarray(changes.get("emitted", ()), dtype=np.int64)
+            known = np.concatenate([np.asarray(tokens, dtype=np.int64), emitted])
+            values["handle"] = self.prefill.run(known, exact=exact).handle
+        if "emitted" in changes:
+            changes["emitted"] = token_ids(np.asarray(changes["emitted"], dtype=np.int64))
+        return DecodeJob(**(values | changes))  # type: ignore[arg-type]
+
+    def submit(self, tokens: np.ndarray, sampling: SamplingParams, **changes: object) -> str:
+        """Prefill, then queue for decoding; the request's id."""
+        job = self.job(tokens, sampling, **changes)
+        self.worker.enqueue(self.worker.new_task(job))
+        return job.request_id
+
+    def pump(self, *, until: Callable[[], bool] | None = None, wait_s: float = 10.0) -> None:
+        """Step until nothing is left to do, or ``until``; waits for pulls."""
+        while until is None or not until():
+            while not self._commands.empty():
+                self._commands.get_nowait()()
+            if self.worker.step():
+                continue
+            if not self.admission.pulling and self._commands.empty():
+                return
+            self._commands.get(timeout=wait_s)()
+
+    def output(self, request_id: str) -> list[int]:
+        """All tokens of a request, checked to follow one another."""
+        out: list[int] = []
+        first = self.chunks[request_id][0].offset
+        for chunk in self.chunks[request_id]:
+            assert chunk.offset == first + len(out)
+            assert chunk.error is None
+            out += chunk.tokens
+        return out
+
+    def last(self, request_id: str) -> TokenChunk:
+        """The chunk that ended a request."""
+        assert [chunk.final for chunk in self.chunks[request_id]].count(True) == 1
+        return self.chunks[request_id][-1]
+
+    def generate(self, tokens: np.ndarray, sampling: SamplingParams, **changes: object) -> list[int]:
+        """Prefill and decode one request to its end."""
+        request_id = self.submit(tokens, sampling, **changes)
+        self.pump()
+        return self.output(request_id)
+
+    def handoffs(self) -> dict[str, int]:
+        """Ended hand-offs by outcome."""
+        samples = next(iter(self.metrics.handoffs.collect())).samples
+        return {s.labels["outcome"]: int(s.value) for s in samples if s.name.endswith("_total")}
+
+    def settle_leases(self) -> None:
+        """Wait until every lease was given back."""
+        deadline = time.monotonic() + 5.0
+        while self.leases.counts().held and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Prove that nothing is left, then stop the threads."""
+        try:
+            self.settle_leases()
+            assert self.worker.tasks == 0
+            assert self.runner.leaked_pages() == 0
+            assert self.runner.blocks.counts().quarantined == 0
+            assert self.admission.swapped_bytes == 0
+            self.prefill.assert_nothing_leaked()
+        finally:
+            self._loop.run(self.driver.stop(), timeout_s=5.0)
+            self.transfers.stop(timeout_s=5.0)
+            self._loop.stop()
+
+
+def greedy(max_tokens: int, **changes: object) -> SamplingParams:
+    """Always the likeliest token, to the end."""
+    values: dict[str, object] = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
+    return SamplingParams(max_tokens=max_tokens, **(values | changes))  # type: ignore[arg-type]

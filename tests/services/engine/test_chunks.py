@@ -1,5 +1,5 @@
 import pytest
-from epdserve.services.prefill.chunks import share_budget
+from epdserve.services.engine.chunks import share_budget
 from hypothesis import given
 from hypothesis import strategies as st
 

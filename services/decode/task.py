@@ -1,0 +1,112 @@
+"""A request inside a decode worker."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from epdserve.model.replay import PrefillSpan
+from epdserve.services.decode.preemption import Swapped
+from epdserve.services.engine.requests import RunningRequest
+from epdserve.services.types import DecodeJob, DecodeReceipt, FinishReason, KVHandle, SamplingParams
+
+_PULLED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)
+
+
+class Phase(StrEnum):
+    """Where a task is; every task in the worker's books is in exactly one."""
+
+    WAITING = "waiting"  # for a state slot and pages
+    PULLING = "pulling"  # its KV is on the way; holds slot and pages, the transfer may write into them
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # its state lies in host memory, or is to be computed again
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class DecodeTask:
+    """One request and what its receipt will say. Owned by the step loop.
+
+    Attributes:
+        arrival: Number in the order of arrival.
+        handle: Where its KV is; None once it is here, or is to be computed here.
+        exit_D: (hidden,) exit vector that came with the KV, until the first token is drawn from it.
+        swapped: Its state while PREEMPTED; None if it is to be computed again.
+        stop_ids: Tokens that end it.
+        max_tokens: Tokens it may produce in all, cut where the context ends.
+    """
+
+    job: DecodeJob
+    request: RunningRequest
+    stop_ids: frozenset[int]
+    max_tokens: int
+    handle: KVHandle | None
+    queued_at: float
+    arrival: int = -1
+    phase: Phase = Phase.WAITING
+    exit_D: torch.Tensor | None = None
+    swapped: Swapped | None = None
+    started_at: float | None = None
+    running_at: float | None = None
+    pulled_tokens: int = 0
+    own_tokens: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+    @classmethod
+    def of(cls, job: DecodeJob, *, eos_token_id: int, max_context_tokens: int, now: float) -> "DecodeTask":
+        """A task for a job, with room for all tokens it may produce.
+
+        A pulled prefill ended with the tokens already delivered; one computed here ends where the prompt does, so that
+        the same rows are dropped by decoder replay as when the request first ran.
+        """
+        known = np.concatenate([job.tokens, job.emitted]).astype(np.int64)
+        max_tokens = min(job.sampling.max_tokens, max_context_tokens - len(job.tokens))
+        tokens = np.zeros(max(len(job.tokens) + max_tokens, len(known)), dtype=np.int64)
+        tokens[: len(known)] = known
+        request = RunningRequest(
+            request_id=job.request_id,
+            tokens=tokens,
+            length=len(known),
+            prompt_tokens=len(known) if job.handle is not None else len(job.tokens),
+            tenant_key=job.tenant_key,
+            exact=job.exact,
+            span=_PULLED,
+        )
+        stop_ids = set(job.sampling.stop_token_ids)
+        if not job.sampling.ignore_eos:
+            stop_ids.add(eos_token_id)
+        return cls(job, request, frozenset(stop_ids), max_tokens, job.handle, now)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are drawn."""
+        return self.job.sampling
+
+    @property
+    def produced(self) -> int:
+        """Tokens of its output so far, those of earlier workers included; offset of the next one."""
+        return self.request.length - len(self.job.tokens)
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Whether the token just appended ends the request."""
+        if token in self.stop_ids and self.produced >= self.sampling.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.produced >= self.max_tokens else None
+
+    def receipt(self, worker: str, now: float) -> DecodeReceipt:
+        """What decoding took."""
+        started = now if self.started_at is None else self.started_at
+        running = now if self.running_at is None else self.running_at
+        return DecodeReceipt(
+            worker=worker,
+            pulled_tokens=self.pulled_tokens,
+            own_tokens=self.own_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            steps=self.steps,
+            preemptions=self.preemptions,
+            queue_ms=1e3 * (started - self.queued_at),
+            handoff_ms=1e3 * (running - started),
+            decode_ms=1e3 * (now - running),
+        )

@@ -1,0 +1,180 @@
+"""The decode step loop's work: KV in, tokens out, one batch for all requests.
+
+A step moves requests in and out as the batcher says, runs one row of every decoding request and some rows of those
+that compute their KV here, draws one token for each row that left the model and for each exit vector that came with a
+hand-off, and publishes all of them at once.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from epdserve.model.batch import Outputs
+from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.sampler import Sampler
+from epdserve.services.decode.task import DecodeTask
+from epdserve.services.engine.chunks import share_budget
+from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.runner import Part, Runner
+from epdserve.services.engine.validation import RequestLimits
+from epdserve.services.errors import InvalidRequest, Overloaded, ServiceError, Unavailable
+from epdserve.services.types import DecodeJob, ErrorInfo, FinishReason, TokenChunk
+
+log = logging.getLogger(__name__)
+
+
+class DecodeWorker:
+    """Requests of one worker. Owned by the step loop, not thread-safe; ``new_task`` may be called anywhere.
+
+    Args:
+        worker: Name in receipts and errors.
+        admission: Who is where; brings requests into the batch.
+        publish: Takes the chunks of one step; must not block.
+        chunk_tokens: Rows of a step for requests that compute their KV here.
+        max_queued: Bound of the queue.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        admission: Admission,
+        limits: RequestLimits,
+        *,
+        worker: str,
+        publish: Callable[[Sequence[TokenChunk]], None],
+        chunk_tokens: int,
+        max_queued: int,
+        metrics: EngineMetrics | None = None,
+    ) -> None:
+        self._runner, self._admission, self._limits, self._worker = runner, admission, limits, worker
+        self._publish, self._chunk_tokens, self._max_queued = publish, chunk_tokens, max_queued
+        self._metrics = metrics or EngineMetrics.unregistered()
+        self._sampler = Sampler(runner.backbone)
+        self._tasks: dict[str, DecodeTask] = {}
+
+    @property
+    def tasks(self) -> int:
+        """Requests in any phase."""
+        return len(self._tasks)
+
+    def new_task(self, job: DecodeJob) -> DecodeTask:
+        """Check a job and make a task of it. Output ends where the context does, whatever ``max_tokens`` says.
+
+        Raises:
+            InvalidRequest: Empty, without room for a token, a token id outside the vocabulary, no tenant key.
+        """
+        task = DecodeTask.of(
+            job,
+            eos_token_id=self._runner.backbone.config.eos_token_id,
+            max_context_tokens=self._limits.max_context_tokens,
+            now=self._runner.clock.monotonic(),
+        )
+        self._limits.check(task.request.known, job.tenant_key, max_new_tokens=0)
+        if task.max_tokens < 1:
+            raise InvalidRequest(
+                f"{len(job.tokens)} prompt tokens leave no room in a context of {self._limits.max_context_tokens}",
+                param="messages",
+            )
+        return task
+
+    def enqueue(self, task: DecodeTask) -> None:
+        """Take a task into the queue, or end it with an error."""
+        request_id = task.request.request_id
+        if request_id in self._tasks:
+            log.error("request id used twice", extra={"request": request_id})
+            return
+        self._tasks[request_id] = task
+        if self._admission.waiting >= self._max_queued:
+            message = f"{self._max_queued} requests wait for this worker"
+            self._publish([self._fail(task, Overloaded(message, worker=self._worker, retry_after_s=1.0))])
+        elif task.produced >= task.max_tokens:  # resumed after its last token, before its end was told
+            self._publish([self._finish(task, (), FinishReason.LENGTH)])
+        else:
+            self._admission.enqueue(task)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request wherever it is and free what it holds; unknown ids are ignored."""
+        task = self._tasks.pop(request_id, None)
+        if task is not None:
+            self._admission.remove(task)
+            self._metrics.requests.labels(outcome="cancelled").inc()
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End every request with ``error``."""
+        self._publish([self._fail(task, error) for task in list(self._tasks.values())])
+
+    def step(self) -> bool:
+        """Run one step; whether there was anything to do."""
+        began = self._runner.clock.monotonic()
+        change = self._admission.rearrange()
+        fresh = [task for task in change.ready if task.exit_D is not None]
+        work = self._rows([task for task in change.ready if task.exit_D is None])
+        if not work and not fresh:
+            return self._fail_stuck(change.stalled) or change.moved
+        exits = [self._runner.run([_part(task, rows) for task, rows in work])] if work else []
+        drawing = [task for task, _ in work if not task.request.remaining_rows] + fresh
+        if drawing:
+            exits += [task.exit_D[None] for task in fresh if task.exit_D is not None]
+            drawn = self._sampler.draw(drawing, torch.cat(exits))
+            self._publish([self._advance(task, token) for task, token in zip(drawing, drawn, strict=True)])
+        self._count(work, len(drawing))
+        self._metrics.step_seconds.observe(self._runner.clock.monotonic() - began)
+        return True
+
+    def _rows(self, tasks: Sequence[DecodeTask]) -> list[tuple[DecodeTask, int]]:
+        """Rows of each task in this step: one while it decodes, a share of the budget while it catches up."""
+        late = [task for task in tasks if task.request.remaining_rows > 1]
+        shares = share_budget([task.request.remaining_rows for task in late], budget=self._chunk_tokens)
+        rows = {id(task): share for task, share in zip(late, shares, strict=True)}
+        return [(task, count) for task in tasks if (count := rows.get(id(task), 1))]
+
+    def _advance(self, task: DecodeTask, token: int) -> TokenChunk:
+        task.exit_D = None
+        task.request.append(token)
+        task.steps += 1
+        reason = task.finish_reason(token)
+        if reason is not None:
+            return self._finish(task, (token,), reason)
+        return TokenChunk(task.request.request_id, task.produced - 1, (token,))
+
+    def _finish(self, task: DecodeTask, tokens: tuple[int, ...], reason: FinishReason) -> TokenChunk:
+        offset = task.produced - len(tokens)
+        receipt = task.receipt(self._worker, self._runner.clock.monotonic())
+        self._drop(task)
+        self._metrics.requests.labels(outcome=reason.value).inc()
+        for stage, milliseconds in (
+            ("queue", receipt.queue_ms),
+            ("handoff", receipt.handoff_ms),
+            ("decode", receipt.decode_ms),
+        ):
+            self._metrics.stage_seconds.labels(stage=stage).observe(milliseconds / 1e3)
+        return TokenChunk(task.request.request_id, offset, tokens, reason, receipt=receipt)
+
+    def _fail(self, task: DecodeTask, error: ServiceError) -> TokenChunk:
+        self._drop(task)
+        self._metrics.requests.labels(outcome=error.code).inc()
+        return TokenChunk(task.request.request_id, task.produced, (), error=ErrorInfo.of(error))
+
+    def _drop(self, task: DecodeTask) -> None:
+        del self._tasks[task.request.request_id]
+        self._admission.remove(task)
+
+    def _fail_stuck(self, stalled: Sequence[DecodeTask]) -> bool:
+        """End the requests that nothing can make room for: quarantined pages may stay away for long."""
+        if not stalled or self._admission.pulling:
+            return False
+        error = Unavailable("no page comes free on this worker", worker=self._worker)
+        self._publish([self._fail(task, error) for task in stalled])
+        return True
+
+    def _count(self, work: Sequence[tuple[DecodeTask, int]], drawn: int) -> None:
+        rows = sum(count for _, count in work)
+        decoded = sum(1 for _, count in work if count == 1)
+        self._metrics.rows.labels(kind="decode").inc(decoded)
+        self._metrics.rows.labels(kind="catch_up").inc(rows - decoded)
+        self._metrics.tokens.labels(source="sampled").inc(drawn)
+
+
+def _part(task: DecodeTask, rows: int) -> Part:
+    request = task.request
+    return Part(request, rows, Outputs.LAST if rows == request.remaining_rows else Outputs.NONE)
