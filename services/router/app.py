@@ -29,6 +29,23 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class RouterApp(FastAPI):
+    """FastAPI with a way past it: the paths in ``direct`` go to their ASGI applications, middleware and all unseen.
+
+    Middleware wraps every ``send``, and a stream would pay for that at each token.
+    """
+
+    direct: dict[str, ASGIApp]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Dispatch."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self.direct:
+            await self.direct[scope["path"]](scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def create_app(
@@ -37,7 +54,7 @@ def create_app(
     *,
     tokenizer: RouterTokenizer | None = None,
     metrics: RouterMetrics | None = None,
-) -> FastAPI:
+) -> RouterApp:
     """The router's ASGI application; its lifespan starts and closes the cluster.
 
     Raises:
@@ -53,14 +70,17 @@ def create_app(
         finally:
             await cluster.close()
 
-    app = FastAPI(title="epdserve", version=version("epdserve"), lifespan=lifespan, redirect_slashes=False)
+    app = RouterApp(title="epdserve", version=version("epdserve"), lifespan=lifespan, redirect_slashes=False)
     app.state.parts = parts
-    for path, dialect in (
-        ("/v1/chat/completions", Dialect.OPENAI),
-        ("/chat/completions", Dialect.DEEPSEEK),
-        ("/beta/chat/completions", Dialect.DEEPSEEK),
-    ):
-        app.router.routes.append(Route(path, ChatEndpoint(parts, dialect), methods=["POST"]))
+    openai, deepseek = ChatEndpoint(parts, Dialect.OPENAI), ChatEndpoint(parts, Dialect.DEEPSEEK)
+    app.direct = {
+        "/v1/chat/completions": openai,
+        "/chat/completions": deepseek,
+        "/beta/chat/completions": deepseek,
+    }
+    for path, endpoint in app.direct.items():
+        # What is not POST learns from the framework which methods there are
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     _add_small_routes(app, parts)
     _add_error_handlers(app)
     return app

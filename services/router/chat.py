@@ -51,6 +51,7 @@ class ChatEndpoint:
         try:
             outcome = await self._answer(exchange)
         finally:
+            exchange.close()
             metrics.in_flight.dec()
             metrics.finished(outcome)
 
@@ -97,7 +98,7 @@ class ChatEndpoint:
             else:
                 await self._whole(exchange, call, trail, parser, head)
         finally:
-            self._record(call, trail, parser)
+            self._record(exchange, call, trail, parser)
 
     async def _whole(
         self, exchange: Exchange, call: ChatCall, trail: Trail, parser: OutputParser, head: AnswerHead
@@ -131,7 +132,10 @@ class ChatEndpoint:
         )
         chunks = self._parts.pipeline.generate(call.request, trail)
         named = False
-        async with TokenFeed(chunks, deadline_at=call.request.deadline_at) as feed:
+        feed = TokenFeed(
+            chunks, deadline_at=call.request.deadline_at, silence_s=self._parts.config.keep_alive_s
+        )
+        async with feed:
             while not parser.finished:
                 deltas = await self._next_deltas(feed, parser)
                 if deltas is None:
@@ -150,7 +154,7 @@ class ChatEndpoint:
         """What the tokens that are ready say; None if there were none for a while."""
         loop = asyncio.get_running_loop()
         waiting_since = loop.time()
-        tokens = await feed.take(timeout_s=self._parts.config.keep_alive_s)
+        tokens = await feed.take()
         if tokens is None:
             return None
         if parser.completion_tokens and tokens:
@@ -163,7 +167,6 @@ class ChatEndpoint:
     async def _send(self, exchange: Exchange, events: bytes, *, last: bool = False) -> None:
         if not exchange.started:
             await exchange.start_stream()
-        self._parts.metrics.events.inc()
         await exchange.stream(events, last=last)
 
     async def _fail(self, exchange: Exchange, failure: ServiceError) -> None:
@@ -188,8 +191,9 @@ class ChatEndpoint:
             return usage, None
         return usage, receipt_of(call.request, trail, finished_at=asyncio.get_running_loop().time())
 
-    def _record(self, call: ChatCall, trail: Trail, parser: OutputParser) -> None:
+    def _record(self, exchange: Exchange, call: ChatCall, trail: Trail, parser: OutputParser) -> None:
         metrics = self._parts.metrics
+        metrics.events.inc(exchange.writes)
         metrics.prompt_tokens.inc(len(call.request.tokens))
         metrics.prompt_size.observe(len(call.request.tokens))
         metrics.cached_tokens.inc(trail.cached_tokens)

@@ -18,6 +18,7 @@ from epdserve.services.router.http_errors import (
     error_headers,
     status_of,
 )
+from epdserve.services.router.patience import Patience
 from starlette.types import Receive, Scope, Send
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -39,19 +40,21 @@ class Exchange:
     Attributes:
         started: Whether the status line has left.
         status: Its status, 0 before.
+        writes: How often bytes of a stream were handed to the server.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, send_stall_s: float) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._send_stall_s = send_stall_s
+        self._patience = Patience(send_stall_s, self._cut)
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._body_complete = False
         self._complete = False
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.started = False
         self.status = 0
+        self.writes = 0
 
     def header(self, name: str) -> str:
         """A request header, empty if absent; the last one of several."""
@@ -139,15 +142,16 @@ class Exchange:
         await self._start(200, list(_STREAM_HEADERS))
 
     async def stream(self, events: bytes, *, last: bool = False) -> None:
-        """Bytes of an event stream.
-
-        Raises:
-            Cancelled: The client has taken nothing for too long; its connection is cut.
-        """
+        """Bytes of an event stream; a client that takes none of them for too long is cut off."""
+        self.writes += 1
         await self._write(events, more=not last)
 
-    def cut(self) -> None:
-        """Drop the connection without waiting for bytes that nobody reads."""
+    def close(self) -> None:
+        """Nothing is written after this."""
+        self._patience.close()
+
+    def _cut(self) -> None:
+        """Drop the connection without waiting for bytes that nobody reads; the server reports a disconnect."""
         abort: Callable[[], None] | None = self._scope.get("extensions", {}).get("epdserve.abort")
         if abort is not None:
             abort()
@@ -160,12 +164,9 @@ class Exchange:
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self._complete = not more
-        try:
-            async with asyncio.timeout(self._send_stall_s):
-                await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError:
-            self.cut()
-            raise Cancelled(f"the client took no bytes for {self._send_stall_s} s") from None
+        self._patience.begin()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._patience.end()
 
     async def _next_part(self) -> bytes:
         message: Any = await self._receive()

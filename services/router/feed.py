@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
 
-from epdserve.services.errors import DeadlineExceeded, ServiceError
+from epdserve.services.errors import DeadlineExceeded, Internal, ServiceError
+from epdserve.services.router.patience import Patience
 from epdserve.services.types import FinishReason, TokenChunk
 
 
@@ -21,9 +22,12 @@ class TokenFeed:
         finish_reason: Set once the stream has ended well and all of it has been taken.
     """
 
-    def __init__(self, chunks: AsyncGenerator[TokenChunk, None], *, deadline_at: float) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[TokenChunk, None], *, deadline_at: float, silence_s: float
+    ) -> None:
         self._chunks = chunks
         self._deadline_at = deadline_at
+        self._silence_s = silence_s
         self._ready: list[int] = []
         self._ended: FinishReason | None = None
         self._error: ServiceError | None = None
@@ -32,6 +36,7 @@ class TokenFeed:
         self.finish_reason: FinishReason | None = None
 
     async def __aenter__(self) -> TokenFeed:
+        self._patience = Patience(self._silence_s, self._news.set)
         self._task = asyncio.create_task(self._drain())
         return self
 
@@ -39,6 +44,7 @@ class TokenFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None
+        self._patience.close()
         if not self._task.done():
             self._task.cancel()
         await asyncio.wait([self._task])
@@ -46,8 +52,8 @@ class TokenFeed:
             # Only a bug of ours ends the task with an exception
             raise failure
 
-    async def take(self, *, timeout_s: float) -> list[int] | None:
-        """All tokens that are ready, waiting for at least one or for the end; None after ``timeout_s`` of silence.
+    async def take(self) -> list[int] | None:
+        """All tokens that are ready, waiting for at least one or for the end; None after a while of silence.
 
         The last batch, maybe empty, comes with ``finish_reason`` set.
 
@@ -55,11 +61,9 @@ class TokenFeed:
             ServiceError: The stream failed; what came before it has been taken.
         """
         if not self._news.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
-                return None
+            self._patience.begin()
+            await self._news.wait()
+            self._patience.end()
         self._news.clear()
         tokens, self._ready = self._ready, []
         if tokens and self._error is not None:
@@ -68,7 +72,7 @@ class TokenFeed:
         if self._error is not None:
             raise self._error
         self.finish_reason = self._ended
-        return tokens
+        return tokens if tokens or self._ended is not None else None
 
     async def _drain(self) -> None:
         try:
@@ -82,5 +86,7 @@ class TokenFeed:
         except ServiceError as error:
             self._error = error
         finally:
-            # Also after a bug, so that nobody waits for ever; __aexit__ tells which
+            if self._ended is None and self._error is None:
+                # A bug: nobody must wait for ever; leaving the context tells which
+                self._error = Internal("the token stream broke off")
             self._news.set()

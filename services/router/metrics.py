@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 _FAST_S: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _SLOW_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -24,6 +28,36 @@ OUTCOMES: Final = (
 )
 # Codes of workers' errors that are told apart in logs, not in series
 _FOLDED: Final = {"draining": "unavailable", "worker_lost": "unavailable", "lease_lost": "unavailable"}
+
+
+class TokenHistogram(Collector):
+    """A histogram that is fed once a token batch, at a tenth of the library's price.
+
+    Observed and collected on one event loop, so it takes no lock.
+    """
+
+    def __init__(self, name: str, documentation: str, buckets: Sequence[float]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._bounds = tuple(buckets)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """The cumulative form that Prometheus reads."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(self._name, self._documentation)
+        family.add_metric([], buckets, self._sum)
+        yield family
 
 
 class RouterMetrics:
@@ -66,12 +100,10 @@ class RouterMetrics:
             buckets=_SLOW_S,
             registry=r,
         )
-        self.itl = Histogram(
-            "epdserve_router_inter_token_seconds",
-            "Time between token batches of a stream",
-            buckets=_FAST_S,
-            registry=r,
+        self.itl = TokenHistogram(
+            "epdserve_router_inter_token_seconds", "Time between token batches of a stream", _FAST_S
         )
+        r.register(self.itl)
         self.e2e = Histogram(
             "epdserve_router_request_seconds", "Request to last token", buckets=_SLOW_S, registry=r
         )

@@ -22,8 +22,9 @@ from epdserve.services.errors import (
     Unavailable,
     WorkerLost,
 )
-from epdserve.services.router.cluster import Cluster, TokenStream
+from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Life, Placer, Route
 from epdserve.services.types import (
@@ -183,34 +184,31 @@ class Pipeline:
         try:
             stream = self._cluster.decode(worker, job, timeout_s=_remaining_s(deadline_at))
             async with aclosing(stream):
-                while True:
-                    chunk = await self._next(stream, worker)
-                    if chunk.offset != offset:
-                        raise WorkerLost(f"expected output {offset}, got {chunk.offset}", worker=worker)
-                    offset = chunk.end
-                    pulled = True
-                    trail.first_token_at = trail.first_token_at or loop.time()
-                    trail.decode = chunk.receipt or trail.decode
-                    yield chunk
-                    if chunk.finish_reason is not None:
-                        return
-        finally:
-            if not pulled:
-                await self._give_back(job.handle)
-
-    async def _next(self, stream: TokenStream, worker: str) -> TokenChunk:
-        try:
-            async with asyncio.timeout(self._limits.decode_stall_s):
-                chunk = await anext(stream)
+                with StallGuard(self._limits.decode_stall_s) as guard:
+                    while True:
+                        guard.begin()
+                        chunk = await anext(stream)
+                        guard.end()
+                        if chunk.error is not None:
+                            raise chunk.error.to_error()
+                        if chunk.offset != offset:
+                            raise WorkerLost(f"expected output {offset}, got {chunk.offset}")
+                        offset = chunk.end
+                        pulled = True
+                        trail.first_token_at = trail.first_token_at or loop.time()
+                        trail.decode = chunk.receipt or trail.decode
+                        yield chunk
+                        if chunk.finish_reason is not None:
+                            return
         except TimeoutError:
             raise WorkerLost(f"no token for {self._limits.decode_stall_s} s", worker=worker) from None
         except StopAsyncIteration:
             raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
         except ServiceError as error:
             raise _named(error, worker) from error
-        if chunk.error is not None:
-            raise _named(chunk.error.to_error(), worker)
-        return chunk
+        finally:
+            if not pulled:
+                await self._give_back(job.handle)
 
     def _expected_tokens(self, request: GenerateRequest) -> int:
         return min(request.sampling.max_tokens, self._limits.expected_tokens)

@@ -27,33 +27,35 @@ async def chunks(
 
 
 async def test_what_is_ready_together_leaves_together() -> None:
-    async with TokenFeed(chunks((1,), (2, 3), (4,)), deadline_at=later()) as feed:
+    async with TokenFeed(chunks((1,), (2, 3), (4,)), deadline_at=later(), silence_s=5.0) as feed:
         await asyncio.sleep(0.01)
-        assert await feed.take(timeout_s=1) == [1, 2, 3, 4]
+        assert await feed.take() == [1, 2, 3, 4]
         assert feed.finish_reason is FinishReason.STOP
 
 
 async def test_silence_is_told_and_the_stream_goes_on() -> None:
-    async with TokenFeed(chunks((1,), (2,), gap_s=0.05), deadline_at=later()) as feed:
-        assert await feed.take(timeout_s=1) == [1]
-        assert await feed.take(timeout_s=0.005) is None
-        assert await feed.take(timeout_s=1) == [2]
+    async with TokenFeed(chunks((1,), (2,), gap_s=0.05), deadline_at=later(), silence_s=0.03) as feed:
+        assert await feed.take() == [1]
+        assert await feed.take() is None
+        assert await feed.take() == [2]
 
 
 async def test_an_error_comes_after_the_tokens_before_it() -> None:
-    async with TokenFeed(chunks((1,), (2,), error=WorkerLost("gone")), deadline_at=later()) as feed:
+    async with TokenFeed(
+        chunks((1,), (2,), error=WorkerLost("gone")), deadline_at=later(), silence_s=5.0
+    ) as feed:
         await asyncio.sleep(0.01)
-        assert await feed.take(timeout_s=1) == [1, 2]
+        assert await feed.take() == [1, 2]
         assert feed.finish_reason is None
         with pytest.raises(WorkerLost):
-            await feed.take(timeout_s=1)
+            await feed.take()
 
 
 async def test_the_deadline_ends_the_stream() -> None:
-    async with TokenFeed(chunks((1,), (2,), gap_s=60), deadline_at=later(0.02)) as feed:
-        assert await feed.take(timeout_s=1) == [1]
+    async with TokenFeed(chunks((1,), (2,), gap_s=60), deadline_at=later(0.02), silence_s=5.0) as feed:
+        assert await feed.take() == [1]
         with pytest.raises(DeadlineExceeded):
-            await feed.take(timeout_s=1)
+            await feed.take()
 
 
 async def test_leaving_closes_the_stream_and_waits_for_it() -> None:
@@ -69,16 +71,16 @@ async def test_leaving_closes_the_stream_and_waits_for_it() -> None:
             await asyncio.sleep(0.01)
             closed = True
 
-    async with TokenFeed(endless(), deadline_at=later()) as feed:
-        await feed.take(timeout_s=1)
+    async with TokenFeed(endless(), deadline_at=later(), silence_s=5.0) as feed:
+        await feed.take()
     assert closed
 
 
 async def test_a_bug_in_the_stream_comes_out_at_the_end() -> None:
     async def consume() -> None:
-        async with TokenFeed(chunks((1,), error=KeyError("bug")), deadline_at=later()) as feed:
-            await feed.take(timeout_s=1)
-            await feed.take(timeout_s=1)
+        async with TokenFeed(chunks((1,), error=KeyError("bug")), deadline_at=later(), silence_s=5.0) as feed:
+            await feed.take()
+            await feed.take()
 
     with pytest.raises(KeyError):
         await asyncio.wait_for(consume(), 1)
