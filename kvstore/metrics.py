@@ -21,6 +21,15 @@ class _HasPages(Protocol):
     def counts(self) -> Conservation: ...
 
 
+class _HasStates(Protocol):
+    @property
+    def free(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def quarantined(self) -> int: ...
+
+
 class BlockMetrics:
     """Of one ``BlockManager``: the device's block cache."""
 
@@ -166,15 +175,15 @@ class SlotMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._slots = Gauge("epdserve_kvstore_slots", "Slots by state", ["pool", "state"], registry=registry)
 
-    def watch(self, pool: str, read: Callable[[], tuple[int, int, int]]) -> None:
-        """Export one pool; ``read`` gives (free, held, quarantined)."""
-        for position, state in enumerate(("free", "held", "quarantined")):
-            self._slots.labels(pool=pool, state=state).set_function(partial(_nth, read, position))
+    def watch(self, pool: str, counts: Callable[[], _HasStates]) -> None:
+        """Export one pool; ``counts`` is its ``SlotPool.counts``."""
+        for state in ("free", "held", "quarantined"):
+            self._slots.labels(pool=pool, state=state).set_function(partial(_slots_in, counts, state))
 
 
 def _pages_in(blocks: _HasPages, phase: str) -> int:
     return int(getattr(blocks.counts(), phase))
 
 
-def _nth(read: Callable[[], tuple[int, int, int]], position: int) -> int:
-    return read()[position]
+def _slots_in(counts: Callable[[], _HasStates], state: str) -> int:
+    return int(getattr(counts(), state))
