@@ -1,0 +1,161 @@
+"""The life of one worker in its process: claim an incarnation, start the service, tell the registry, drain, end.
+
+Knows nothing of Ray; the actor shell is around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from epdserve.services.errors import Unavailable
+from epdserve.services.pool.config import PoolConfig
+from epdserve.services.pool.registry import Registry, local_incarnation
+from epdserve.services.pool.worker_service import WorkerService, WorkerSettings, build_service
+from epdserve.services.rpc.auth import read_token
+from epdserve.services.types import WorkerInfo, WorkerState
+
+log = logging.getLogger(__name__)
+
+STOP_PATIENCE_S = 10.0  # a service may take this much longer than its drain
+
+
+class Ending(StrEnum):
+    """Why a life ended."""
+
+    STOPPED = "stopped"
+    FENCED = "fenced"
+
+
+class WorkerRunner:
+    """One life of one worker. Owned by one event loop; ``ask_to_stop`` may be called from any thread.
+
+    Args:
+        worker: Name of the worker.
+        module: Of the role.
+        pool: The pool's settings.
+        role: The role's settings.
+        host: Address to bind to.
+    """
+
+    def __init__(
+        self, worker: str, *, module: str, pool: PoolConfig, role: dict[str, Any], host: str = "127.0.0.1"
+    ) -> None:
+        self.worker = worker
+        self.incarnation = ""
+        self._module, self._pool, self._role, self._host = module, pool, role, host
+        self._registry = Registry(
+            pool.redis_url,
+            namespace=pool.namespace,
+            lease_s=pool.lease_s,
+            timeout_s=pool.redis_timeout_s,
+        )
+        self._service: WorkerService | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = asyncio.Event()
+        self._drain_s = pool.drain_timeout_s
+        self._draining = False
+        self._registry_away = False
+
+    def info(self) -> WorkerInfo:
+        """The facts of this moment."""
+        assert self._service is not None, "info before start"
+        info = self._service.info()
+        return replace(info, state=WorkerState.DRAINING) if self._draining else info
+
+    async def start(self) -> WorkerInfo:
+        """Start the service and tell the registry.
+
+        Raises:
+            ServiceError, ConfigError: What the service or the token file raised; nothing is left behind.
+        """
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._service = await self._start_service()
+        except BaseException:
+            await self._registry.close()
+            raise
+        log.info("worker started", extra={"worker": self.worker, "incarnation": self.incarnation})
+        await self._heartbeat()
+        return self.info()
+
+    async def _start_service(self) -> WorkerService:
+        token = read_token(self._pool.cluster_token_file)
+        try:
+            self.incarnation = await self._registry.claim(self.worker)
+        except Unavailable:
+            # the registry being away is no reason not to start; a clock is good enough to be the later life
+            self.incarnation = local_incarnation()
+        settings = WorkerSettings(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            cluster_token=token,
+            host=self._host,
+            pool=self._pool,
+            role=self._role,
+        )
+        service = build_service(self._module, settings)
+        await service.start()
+        return service
+
+    async def run(self) -> Ending:
+        """Heartbeats until asked to stop or fenced off, then drain and leave; the registry keeps no trace."""
+        ending = Ending.STOPPED
+        while not self._asked.is_set():
+            if not await self._heartbeat():
+                ending = Ending.FENCED
+                self._drain_s = 0.0  # a later life has our name: nobody comes here any more
+                break
+            await self._pause()
+        await self._end()
+        log.info("worker ended", extra={"worker": self.worker, "ending": ending.value})
+        return ending
+
+    def ask_to_stop(self, drain_s: float | None = None) -> None:
+        """Begin to drain; thread-safe.
+
+        Args:
+            drain_s: For what runs; the pool's ``drain_timeout_s`` if None.
+        """
+        if drain_s is not None:
+            self._drain_s = drain_s
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._asked.set)
+
+    async def _end(self) -> None:
+        assert self._service is not None
+        self._draining = True
+        stopping = asyncio.create_task(self._service.stop(self._drain_s), name="worker-stop")
+        give_up_at = asyncio.get_running_loop().time() + self._drain_s + STOP_PATIENCE_S
+        while not stopping.done() and asyncio.get_running_loop().time() < give_up_at:
+            await self._heartbeat()  # routers see DRAINING and go elsewhere
+            await asyncio.wait([stopping], timeout=self._pool.heartbeat_s)
+        stopping.cancel()
+        with contextlib.suppress(Unavailable):
+            await self._registry.withdraw(self.worker, self.incarnation)
+        await self._registry.close()
+        if stopping.done() and not stopping.cancelled():
+            stopping.result()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pool.heartbeat_s):
+                await self._asked.wait()
+
+    async def _heartbeat(self) -> bool:
+        """Tell the registry; False if it says that a later life has our name."""
+        try:
+            accepted = await self._registry.publish(self.info())
+        except Unavailable as error:
+            if not self._registry_away:
+                log.warning("registry away", extra={"worker": self.worker, "reason": str(error)})
+            self._registry_away = True
+            return True
+        self._registry_away = False
+        if not accepted:
+            log.warning("fenced off by a later life", extra={"worker": self.worker})
+        return accepted
