@@ -51,6 +51,32 @@ def _root(show_version: VersionOption = False) -> None:
 
 
 @app.command()
+def up(
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one. [default: 8000]"),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint in the official format. [default: a demo model, written once]"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; deploy/configs/dev.toml shows every key.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs and state. [default: .run/PORT]")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print the resolved settings and start nothing.")
+    ] = False,
+) -> None:
+    """Start a whole server on this machine; Ctrl-C stops it."""
+    from epdserve.services.cli import up as command
+
+    command.run(command.UpOptions(port, model, config, state_dir, DEMO_MODEL_DIR, check))
+
+
+@app.command()
 def doctor(
     host: Annotated[str, typer.Option(help="Address that up would listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port that up would listen on.")] = 8000,

@@ -4,6 +4,7 @@ A child gets a session of its own, so that Ctrl-C reaches only ``up``, which the
 ``up`` itself be killed, the kernel sends its children SIGTERM.
 """
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -21,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """One running program. Started by the constructor; not thread-safe, owned by the main thread.
+    """One running program. Started by the constructor; not thread-safe, owned by the main thread's event loop.
 
     The kernel's signal comes when the *thread* that started a child ends, hence the main thread.
     """
@@ -51,7 +52,7 @@ class Child:
             return None
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    def wait_until(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
+    async def wait_until(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Return once ``ready`` says so.
 
         Raises:
@@ -68,18 +69,20 @@ class Child:
                     f"{self.name} was not ready within {timeout_s:.0f} s; "
                     f"{self.log} ends with:\n{log_tail(self.log)}"
                 )
-            time.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
-    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    async def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask it to end, and kill it if it does not within ``timeout_s``."""
-        if self._process.poll() is not None:
-            return
         self._process.terminate()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        give_up_at = time.monotonic() + timeout_s
+        while self._process.poll() is None and time.monotonic() < give_up_at:  # noqa: ASYNC110 - a process sets no event
+            await asyncio.sleep(POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it without warning, if it still runs."""
+        self._process.kill()
+        self._process.wait()
 
 
 def log_tail(log: Path) -> str:

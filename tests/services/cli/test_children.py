@@ -16,46 +16,46 @@ def child(program: str, log: Path) -> Child:
     return Child("worker", [sys.executable, "-c", program], log=log, env={"COLOUR": "blue"})
 
 
-def test_a_child_writes_its_log_and_sees_its_environment(tmp_path: Path) -> None:
+async def test_a_child_writes_its_log_and_sees_its_environment(tmp_path: Path) -> None:
     log = tmp_path / "log"
     running = child(f"import os; print(os.environ['COLOUR']); {SLEEPER}", log)
-    running.wait_until(lambda: "up" in log.read_text(), timeout_s=20)
+    await running.wait_until(lambda: "up" in log.read_text(), timeout_s=20)
     assert log.read_text().splitlines() == ["blue", "up"]
     assert running.exit_status() is None
-    running.stop()
+    await running.stop()
     assert running.exit_status() == "signal SIGTERM"
 
 
-def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_child_that_ends_early_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     failing = child("import sys; print('no such model'); sys.exit(3)", tmp_path / "log")
     with pytest.raises(CommandError, match=r"worker ended with exit status 3(.|\n)*no such model"):
-        failing.wait_until(lambda: False, timeout_s=20)
+        await failing.wait_until(lambda: False, timeout_s=20)
 
 
-def test_a_child_that_is_never_ready_is_reported(tmp_path: Path) -> None:
+async def test_a_child_that_is_never_ready_is_reported(tmp_path: Path) -> None:
     slow = child(SLEEPER, tmp_path / "log")
     with pytest.raises(CommandError, match="not ready within 0 s"):
-        slow.wait_until(lambda: False, timeout_s=0.1)
-    slow.stop()
+        await slow.wait_until(lambda: False, timeout_s=0.1)
+    await slow.stop()
 
 
-def test_a_deaf_child_is_killed(tmp_path: Path) -> None:
+async def test_a_deaf_child_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     deaf = child(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}", log)
-    deaf.wait_until(lambda: "up" in log.read_text(), timeout_s=20)
-    deaf.stop(timeout_s=0.1)
+    await deaf.wait_until(lambda: "up" in log.read_text(), timeout_s=20)
+    await deaf.stop(timeout_s=0.1)
     assert deaf.exit_status() == "signal SIGKILL"
 
 
 def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = f"""
-import os, sys, time
+import asyncio, os, sys, time
 from pathlib import Path
 from epdserve.services.cli.children import Child
 log = Path({str(log)!r})
 child = Child("worker", [sys.executable, "-c", {SLEEPER!r}], log=log, env={{}})
-child.wait_until(lambda: "up" in log.read_text(), timeout_s=20)
+asyncio.run(child.wait_until(lambda: "up" in log.read_text(), timeout_s=20))
 print(child.pid, flush=True)
 time.sleep(60)
 """

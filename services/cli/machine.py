@@ -1,0 +1,198 @@
+"""All processes of one machine: registry, router, Ray and its workers; started in order, ended in reverse.
+
+Ray and the workers are the pool supervisor's; this file composes them with the rest and says what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from epdserve.services.cli.children import Child
+from epdserve.services.cli.embedded_registry import start_registry
+from epdserve.services.cli.errors import CommandError
+from epdserve.services.cli.settings import UpSettings
+from epdserve.services.config import config_text
+from epdserve.services.errors import ServiceError
+from epdserve.services.pool.supervisor import Supervisor, WorkerStatus, start_ray, stop_ray
+
+READY_TIMEOUT_S = 60.0
+WATCH_S = 0.25
+PREFILL_MODULE = "epdserve.services.prefill.service"
+DECODE_MODULE = "epdserve.services.decode.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where things are kept.
+
+    Attributes:
+        state: Stays after the end: logs, the router's settings, ``state.json`` while everything is up.
+        scratch: Goes at the end; a short path, since sockets lie in it.
+    """
+
+    state: Path
+    scratch: Path
+
+    @property
+    def logs(self) -> Path:
+        """Log files of all processes."""
+        return self.state / "logs"
+
+    @property
+    def state_file(self) -> Path:
+        """What runs, for tools and tests; there only while all of it is ready."""
+        return self.state / "state.json"
+
+
+class Machine:
+    """One machine's processes. Owned by the main thread's event loop: Ray wants to be started there.
+
+    Args:
+        settings: Of every role.
+        folders: Where things are kept; must exist.
+        say: Told each step in one line.
+    """
+
+    def __init__(self, settings: UpSettings, folders: Folders, say: Callable[[str], None]) -> None:
+        self._settings, self._folders, self._say = settings, folders, say
+        self._children: list[Child] = []
+        self._supervisor: Supervisor | None = None
+        self._ray = False
+        self._workers: list[WorkerStatus] = []
+        router = settings.router
+        # An address to listen on is not always one to connect to.
+        host = "127.0.0.1" if router.host == "0.0.0.0" else router.host
+        self.url = f"http://[{host}]:{router.port}" if ":" in host else f"http://{host}:{router.port}"
+
+    async def start(self) -> None:
+        """Start everything; returns once the router takes requests.
+
+        Raises:
+            CommandError: Something did not start; what did is still to be stopped.
+        """
+        folders = self._folders
+        self._say("registry: Valkey on a socket file")
+        self._children.append(await start_registry(folders.scratch, log=folders.logs / "registry.log"))
+        self._say(f"router: {self.url}")
+        router = self._start_router()
+        self._say("Ray")
+        os.environ["RAY_TMPDIR"] = str(folders.scratch)
+        with (folders.logs / "ray.log").open("w") as log, contextlib.redirect_stderr(log):
+            start_ray(log_to_driver=False)
+        self._ray = True
+        await self._start_workers()
+        await router.wait_until(self._is_ready, timeout_s=READY_TIMEOUT_S)
+        self._write_state()
+
+    async def watch(self) -> str:
+        """Follow what happens; returns why everything must end.
+
+        A worker's death is told and is no reason: its supervisor starts the next life.
+        """
+        assert self._supervisor is not None, "watch before start"
+        while True:
+            for child in self._children:
+                if status := child.exit_status():
+                    return f"{child.name} ended with {status}; see {child.log}"
+            now = self._supervisor.workers()
+            if now != self._workers:
+                self._tell_changes(now)
+                self._workers = now
+                self._write_state()
+            await asyncio.sleep(WATCH_S)
+
+    async def stop(self, *, drain_s: float) -> None:
+        """End everything: the router first, so that no request meets a worker that goes away."""
+        self._folders.state_file.unlink(missing_ok=True)
+        registry, others = self._children[:1], self._children[1:]
+        for child in others:
+            await child.stop(timeout_s=drain_s)
+        if self._supervisor is not None:
+            await self._supervisor.stop_all(drain_s)
+        for child in registry:
+            await child.stop()
+        self.kill()
+
+    def kill(self) -> None:
+        """End everything that still runs, without warning."""
+        for child in self._children:
+            child.kill()
+        if self._ray:
+            self._ray = False
+            stop_ray()
+        self._keep_worker_logs()
+
+    def _start_router(self) -> Child:
+        settings_file = self._folders.state / "router.toml"
+        settings_file.write_text(config_text(self._settings.router), encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "epdserve.services.router", "--config", str(settings_file)]
+        router = Child("router", command, log=self._folders.logs / "router.log", env={"PYTHONSAFEPATH": "1"})
+        self._children.append(router)
+        return router
+
+    async def _start_workers(self) -> None:
+        settings = self._settings
+        self._supervisor = supervisor = Supervisor(settings.pool, log_level=settings.machine.log_level)
+        wanted = (
+            ("prefill", PREFILL_MODULE, settings.prefill, settings.machine.prefill_workers),
+            ("decode", DECODE_MODULE, settings.decode, settings.machine.decode_workers),
+        )
+        self._say("workers: " + ", ".join(f"{count} {role}" for role, _, _, count in wanted))
+        # The caller's thread count reaches the workers: a measurement must be able to set it.
+        env = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "UCX_TLS") if name in os.environ}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for role, module, section, count in wanted:
+                    table = section.model_dump(mode="json")
+                    group.create_task(supervisor.start(role, module, table, count, env=env))
+        except* ServiceError as errors:
+            reason = "; ".join(str(error) for error in errors.exceptions)
+            raise CommandError(f"a worker did not start: {reason}; logs: {self._ray_logs()}") from None
+        self._workers = supervisor.workers()
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2.0, trust_env=False).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def _tell_changes(self, now: list[WorkerStatus]) -> None:
+        before = {status.worker: status for status in self._workers}
+        for status in now:
+            if not status.running and before[status.worker].running:
+                self._say(f"{status.worker} has ended and is started again; logs: {self._ray_logs()}")
+            elif status.running and before[status.worker].pid != status.pid:
+                self._say(f"{status.worker} is back, life {status.lives}")
+
+    def _write_state(self) -> None:
+        state: dict[str, Any] = {
+            "url": self.url,
+            "model": self._settings.router.model_name,
+            "model_dir": str(self._settings.router.model_dir),
+            "logs": str(self._folders.logs),
+            "processes": {child.name: child.pid for child in self._children},
+            "workers": [asdict(status) for status in self._workers],
+        }
+        fresh = self._folders.state_file.with_suffix(".new")
+        fresh.write_text(json.dumps(state, indent=1), encoding="utf-8")
+        fresh.replace(self._folders.state_file)
+
+    def _ray_logs(self) -> Path:
+        return self._folders.scratch / "ray" / "session_latest" / "logs"
+
+    def _keep_worker_logs(self) -> None:
+        """Ray writes workers' logs into its own folder, which goes at the end."""
+        for log in self._ray_logs().glob("worker-*.err"):
+            with contextlib.suppress(OSError):
+                if log.stat().st_size:
+                    shutil.copy(log, self._folders.logs / log.name)
