@@ -14,6 +14,9 @@ class RouterConfig(BaseModel):
     Attributes:
         model_dir: Where ``tokenizer.json`` lies.
         model_name: The name clients ask for; ``model_aliases`` are other names for it.
+        router_id: Unique among the routers of a cluster.
+        registry_lease_s: As the workers' pool has it.
+        cluster_token_file: The token of internal calls; needed to reach workers.
         max_completion_tokens: Cap on what a request without a limit of its own may produce; 0 = the context.
         keep_alive_s: A silent stream gets a comment this often.
         send_stall_s: A client that takes no bytes for so long is gone.
@@ -34,6 +37,9 @@ class RouterConfig(BaseModel):
     router_id: str = "router-0"
 
     registry_url: str = "redis://127.0.0.1:6379/0"
+    registry_namespace: str = Field("epdserve", pattern=r"^[a-z][a-z0-9-]{0,40}$")
+    registry_lease_s: float = Field(5.0, gt=0)
+    registry_refresh_s: float = Field(0.25, gt=0)
     cluster_token_file: Path | None = None
 
     default_thinking: bool = True

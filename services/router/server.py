@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from epdserve.services.errors import Unavailable
+import uvloop
+from epdserve.services.errors import InvalidRequest, Unavailable
+from epdserve.services.observability.metrics import new_registry
+from epdserve.services.pool.registry import Registry
+from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.app import create_app
-from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
+from epdserve.services.router.metrics import RouterMetrics
+from epdserve.services.router.rpc_cluster import RpcCluster
+from epdserve.services.rpc.auth import read_token
 from fastapi import FastAPI
 
 _BACKLOG = 2048
@@ -37,9 +46,29 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def uvicorn_server(app: FastAPI, config: RouterConfig) -> uvicorn.Server:
+class RouterServer(uvicorn.Server):
+    """Uvicorn's server, ending where it was called.
+
+    Uvicorn raises the signal that ended it once more, which would cut off what is to be closed after it.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT ask to end; a second SIGINT ends without waiting."""
+        loop = asyncio.get_running_loop()
+        wanted = (signal.SIGTERM, signal.SIGINT)
+        for number in wanted:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in wanted:
+                loop.remove_signal_handler(number)
+
+
+def uvicorn_server(app: FastAPI, config: RouterConfig) -> RouterServer:
     """A server for the application with the router's limits; not started."""
-    return uvicorn.Server(
+    return RouterServer(
         uvicorn.Config(
             app,
             http=protocol_with(
@@ -61,20 +90,39 @@ def uvicorn_server(app: FastAPI, config: RouterConfig) -> uvicorn.Server:
     )
 
 
-async def serve(config: RouterConfig, cluster: Cluster) -> None:
+@asynccontextmanager
+async def connected(config: RouterConfig) -> AsyncIterator[RpcCluster]:
+    """The cluster that the settings name, not started: the application's lifespan does that.
+
+    Raises:
+        InvalidRequest: No cluster token.
+    """
+    if config.cluster_token_file is None:
+        raise InvalidRequest("cluster_token_file is not set", param="cluster_token_file")
+    token = read_token(config.cluster_token_file)
+    registry = Registry(
+        config.registry_url, namespace=config.registry_namespace, lease_s=config.registry_lease_s
+    )
+    async with registry:
+        view = ClusterView(registry, lease_s=config.registry_lease_s, refresh_s=config.registry_refresh_s)
+        yield RpcCluster(view, token=token, router_id=config.router_id)
+
+
+async def serve(config: RouterConfig) -> None:
     """Serve until told to end; what runs may finish within ``drain_timeout_s``.
 
     Raises:
         Unavailable: The address cannot be bound.
+        InvalidRequest: The cluster token is missing.
+        FileNotFoundError, ValueError: The model directory or the keys file will not do.
     """
-    app = create_app(config, cluster)
     with bind(config.host, config.port) as sock:
-        await uvicorn_server(app, config).serve(sockets=[sock])
+        async with connected(config) as cluster:
+            app = create_app(config, cluster, metrics=RouterMetrics(new_registry()))
+            await uvicorn_server(app, config).serve(sockets=[sock])
 
 
-def run(config: RouterConfig, cluster: Cluster) -> None:
-    """``serve`` on a uvloop of its own; what a process's main calls."""
-    import uvloop
-
+def run(config: RouterConfig) -> None:
+    """``serve`` on an event loop of its own; what a process's main calls. Raises as ``serve``."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, cluster))
+        runner.run(serve(config))

@@ -1,0 +1,229 @@
+"""The cluster over gRPC: connections follow the registry's view, block indexes follow the workers' events.
+
+A connection belongs to one life of one worker. When the view lists another life, or none, the old connection is
+retired: what still ran on it is lost, and says so with ``WorkerLost`` so that the pipeline goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final, NewType, cast
+
+from epdserve.kvstore.block_index import BlockIndex
+from epdserve.kvstore.types import BlockEvents, BlockHash
+from epdserve.services.errors import Cancelled, ServiceError, Unavailable, WorkerLost
+from epdserve.services.pool.view import ClusterView
+from epdserve.services.router.cluster import TokenStream
+from epdserve.services.rpc.client import PrefillClient
+from epdserve.services.rpc.decode_session import DecodeSession
+from epdserve.services.rpc.watch import watch_blocks
+from epdserve.services.types import (
+    BlockUpdate,
+    DecodeJob,
+    KVHandle,
+    PrefillJob,
+    PrefillResult,
+    TokenChunk,
+    WorkerInfo,
+    WorkerRole,
+)
+
+_log = logging.getLogger(__name__)
+
+_RECONCILE_S: Final = 0.25
+_FIRST_VIEW_S: Final = 3.0
+_CLOSE_S: Final = 5.0
+
+Life = NewType("Life", tuple[str, str, str])
+
+
+class RpcCluster:
+    """Implements ``Cluster``. Owned by one event loop.
+
+    Args:
+        view: Started and closed by this object; its registry is the caller's.
+        token: The cluster token.
+        router_id: Names this router to decode workers; unique among the routers of a cluster.
+    """
+
+    def __init__(self, view: ClusterView, *, token: str, router_id: str) -> None:
+        self._view = view
+        self._token = token
+        self._router_id = router_id
+        self._session = uuid.uuid4().hex
+        self._prefills: dict[Life, PrefillClient] = {}
+        self._decodes: dict[Life, DecodeSession] = {}
+        self._watches: dict[Life, asyncio.Task[None]] = {}
+        self._index = BlockIndex()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._reconciler: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the registry and connect; a registry that is away is no reason not to start."""
+        await self._view.start(wait_s=_FIRST_VIEW_S)
+        self._reconcile()
+        self._reconciler = asyncio.create_task(self._reconcile_regularly(), name="reconcile-workers")
+
+    async def close(self) -> None:
+        """Cancel what runs on all workers and disconnect."""
+        if self._reconciler is not None:
+            self._reconciler.cancel()
+            await asyncio.wait([self._reconciler])
+        for life in [*self._prefills, *self._decodes, *self._watches]:
+            self._retire(life)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSE_S)
+        await self._view.close()
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """As the view has them."""
+        return self._view.workers()
+
+    def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        """As the prefill workers' events tell."""
+        return self._index.longest_prefix(cast("Sequence[BlockHash]", hashes))
+
+    async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
+        """One unary call; cancelling it cancels the job."""
+        return await self._prefill_client(self._live(worker)).run(job, deadline_s=timeout_s)
+
+    def decode(self, worker: str, job: DecodeJob, *, timeout_s: float) -> TokenStream:
+        """A share of the worker's stream."""
+        return _SessionStream(self, worker, job, timeout_s)
+
+    async def release(self, handle: KVHandle, *, timeout_s: float) -> bool:
+        """End the lease, if the life that gave it is still there; with another life it is over anyway."""
+        info = self._view.get(handle.worker)
+        if info is None or info.incarnation != handle.incarnation:
+            return False
+        client = self._prefill_client(info)
+        return await client.release_lease(handle.lease, incarnation=handle.incarnation, deadline_s=timeout_s)
+
+    def session_of(self, worker: str) -> DecodeSession:
+        """The session with the present life of a decode worker.
+
+        Raises:
+            WorkerLost: It has none.
+        """
+        info = self._live(worker)
+        life = _life(info)
+        session = self._decodes.get(life)
+        if session is None:
+            session = DecodeSession(
+                info.address,
+                token=self._token,
+                router_id=self._router_id,
+                session=self._session,
+                worker=info.worker,
+            )
+            session.start()
+            self._decodes[life] = session
+        return session
+
+    def is_retired(self, session: DecodeSession) -> bool:
+        """Whether the life behind a session has gone."""
+        return session not in self._decodes.values()
+
+    def _live(self, worker: str) -> WorkerInfo:
+        info = self._view.get(worker)
+        if info is None:
+            raise WorkerLost("the worker has left", worker=worker)
+        return info
+
+    def _prefill_client(self, info: WorkerInfo) -> PrefillClient:
+        life = _life(info)
+        if life not in self._prefills:
+            self._prefills[life] = PrefillClient(info.address, token=self._token, worker=info.worker)
+        return self._prefills[life]
+
+    async def _reconcile_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_RECONCILE_S)
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        """Connect to new lives, retire the connections of old ones."""
+        infos = {_life(info): info for info in self._view.workers()}
+        for life in {*self._prefills, *self._decodes, *self._watches} - infos.keys():
+            self._retire(life)
+        for life, info in infos.items():
+            if info.role is WorkerRole.DECODE:
+                self.session_of(info.worker)
+            elif info.role is WorkerRole.PREFILL and life not in self._watches:
+                task = asyncio.create_task(self._watch(info), name=f"watch-blocks {info.worker}")
+                self._watches[life] = task
+
+    def _retire(self, life: Life) -> None:
+        """Forget a life and close what belongs to it in the background."""
+        if (watch := self._watches.pop(life, None)) is not None:
+            watch.cancel()
+            self._index.forget(life[0])
+            self._close_later(_ended(watch))
+        if (client := self._prefills.pop(life, None)) is not None:
+            self._close_later(client.close())
+        if (session := self._decodes.pop(life, None)) is not None:
+            _log.info("decode worker left", extra={"worker": life[0], "requests": session.live})
+            self._close_later(session.close())
+
+    def _close_later(self, closing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(closing, name="close-worker-connection")
+        self._closing.add(task)
+        task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("closing a connection failed", exc_info=error)
+
+    async def _watch(self, info: WorkerInfo) -> None:
+        async with aclosing(watch_blocks(info.address, role=info.role, token=self._token)) as updates:
+            async for update in updates:
+                self._apply(info.worker, update)
+
+    def _apply(self, worker: str, update: BlockUpdate) -> None:
+        added = cast("tuple[BlockHash, ...]", update.added)
+        if update.snapshot:
+            self._index.load_snapshot(worker, update.next_seq, added)
+            return
+        removed = cast("tuple[BlockHash, ...]", update.removed)
+        # Gaps cannot come here: the watch begins anew with a snapshot instead
+        self._index.apply(worker, BlockEvents(update.first_seq, added, removed))
+
+
+class _SessionStream:
+    """A request's output; what is lost with a retired session is a lost worker's."""
+
+    def __init__(self, cluster: RpcCluster, worker: str, job: DecodeJob, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._worker = worker
+        self._session = cluster.session_of(worker)
+        self._stream = self._session.submit(job, deadline_s=timeout_s)
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenChunk:
+        try:
+            return await anext(self._stream)
+        except Cancelled as error:
+            if self._cluster.is_retired(self._session):
+                raise WorkerLost("the worker has left", worker=self._worker) from error
+            # The pipeline cancels by closing; whoever else cancels is the worker
+            raise Unavailable(f"the worker cancelled: {error.message}", worker=self._worker) from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _life(info: WorkerInfo) -> Life:
+    return Life((info.worker, info.incarnation, info.address))
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task], timeout=_CLOSE_S)
+    if not task.done():
+        raise ServiceError(f"{task.get_name()} does not end")
