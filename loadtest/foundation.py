@@ -16,7 +16,7 @@ import typer
 from epdserve.loadtest.figures import Spread
 from epdserve.loadtest.floor import Floor, measure, memcpy_s
 from epdserve.loadtest.probes import Plan, measure_one_process, measure_server
-from epdserve.loadtest.server import running_server
+from epdserve.loadtest.server import command, running_server
 
 DEFAULT = Plan()
 
@@ -132,6 +132,8 @@ def run(plan: Plan, model_dir: Path, scratch: Path) -> Result:
         CommandFailedError: The server or ``generate`` failed.
         RuntimeError: A request failed.
     """
+    if not model_dir.is_dir():
+        command("demo-model", str(model_dir), threads=plan.threads)
     with running_server(scratch / "up", "--model", str(model_dir), threads=plan.threads) as server:
         seen = asyncio.run(measure_server(plan, server))
     one_process, texts = measure_one_process(plan, model_dir, scratch)

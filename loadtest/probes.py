@@ -12,7 +12,7 @@ from epdserve.loadtest.arrivals import at_once
 from epdserve.loadtest.client import Outcome, new_client, stream_chat
 from epdserve.loadtest.figures import decode_rate
 from epdserve.loadtest.run import send_all, words_for_tokens
-from epdserve.loadtest.server import generate
+from epdserve.loadtest.server import command
 from epdserve.loadtest.workloads import chat
 
 SILENCE_S = 600.0
@@ -133,7 +133,7 @@ def measure_one_process(plan: Plan, model_dir: Path, scratch: Path) -> tuple[flo
     requests = scratch / "requests.json"
     requests.write_text(json.dumps(bodies(plan, "")))
     arguments = ("--model", str(model_dir), "--requests", str(requests), "--rounds", str(plan.rounds + 1))
-    answer = generate(*arguments, threads=plan.threads)
+    answer = json.loads(command("generate", "--json", *arguments, threads=plan.threads))
     rates: list[float] = sorted(
         answer["decode_tokens_per_s"][1:]
     )  # the first round pays for first touches here too

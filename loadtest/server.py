@@ -12,7 +12,7 @@ from typing import Any
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
-GENERATE_TIMEOUT_S = 1200.0
+COMMAND_TIMEOUT_S = 1200.0
 COMMAND = (sys.executable, "-P", "-m", "epdserve.services.cli")
 
 
@@ -32,10 +32,10 @@ def running_server(state_dir: Path, *arguments: str, threads: int) -> Iterator[d
     Raises:
         CommandFailedError: It ended, or is not ready in time.
     """
-    command = [*COMMAND, "up", "--port", "0", "--state-dir", str(state_dir), *arguments]
+    words = [*COMMAND, "up", "--port", "0", "--state-dir", str(state_dir), *arguments]
     output = state_dir.with_suffix(".out")
     with output.open("wb") as sink:
-        server = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=_environment(threads))
+        server = subprocess.Popen(words, stdout=sink, stderr=subprocess.STDOUT, env=_environment(threads))
     try:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not (state_dir / "state.json").is_file():
@@ -52,25 +52,23 @@ def running_server(state_dir: Path, *arguments: str, threads: int) -> Iterator[d
             server.wait()
 
 
-def generate(*arguments: str, threads: int) -> dict[str, Any]:
-    """``epdserve generate --json``; returns its answer.
+def command(*arguments: str, threads: int) -> str:
+    """Run one command of the project to its end; returns what it printed.
 
     Raises:
         CommandFailedError: It failed.
     """
-    command = [*COMMAND, "generate", "--json", *arguments]
     run = subprocess.run(
-        command,
+        [*COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=GENERATE_TIMEOUT_S,
+        timeout=COMMAND_TIMEOUT_S,
         env=_environment(threads),
         check=False,
     )
     if run.returncode != 0:
-        raise CommandFailedError(f"generate ended with {run.returncode}: {run.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(run.stdout)
-    return answer
+        raise CommandFailedError(f"{arguments[0]} ended with {run.returncode}: {run.stderr[-2000:]}")
+    return run.stdout
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from epdserve.model.demo.writer import write_demo_model
 from support.stack import Stack, running_stack
 
 
@@ -18,7 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """``epdserve up`` with the demo model, started once."""
     folder = tmp_path_factory.mktemp("stack")
-    with running_stack(folder / "state", "--port", "0", "--model", str(folder / "demo-model")) as running:
+    model_dir = write_demo_model(folder / "demo-model")
+    with running_stack(folder / "state", "--port", "0", "--model", str(model_dir)) as running:
         yield running
 
 
