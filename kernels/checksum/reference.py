@@ -8,7 +8,6 @@ from functools import cache
 import torch
 from epdserve.kernels.checksum.weights import MASK_64, WORD_BYTES, seed, weights_numpy
 from torch import Tensor
-from torch.nn.functional import pad
 
 
 def checksum_weights_ref(num_words: int) -> Tensor:
@@ -35,9 +34,10 @@ def page_checksums_ref(
     """
     sums: list[int] = []
     weights = _weights(-(-payload_bytes // WORD_BYTES), pages_PB.device)
+    aligned = payload_bytes % WORD_BYTES == 0 and pages_PB.shape[1] % WORD_BYTES == 0
     for page in page_ids:  # page by page: one page's words stay in the processor's cache
         payload = pages_PB[page, :payload_bytes]
-        if payload_bytes % WORD_BYTES:
-            payload = pad(payload, (0, -payload_bytes % WORD_BYTES))
+        if not aligned:
+            payload = torch.cat((payload, payload.new_zeros(-payload_bytes % WORD_BYTES)))
         sums.append(int(payload.view(torch.int32).long().mul_(weights).sum()))
     return [(total + seed(payload_bytes, block)) & MASK_64 for total, block in zip(sums, hashes, strict=True)]

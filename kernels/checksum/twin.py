@@ -25,5 +25,5 @@ def page_checksums_numpy(
         payload = pages_PB[page, :payload_bytes]
         if payload_bytes % WORD_BYTES:
             payload = np.pad(payload, (0, -payload_bytes % WORD_BYTES))
-        sums.append(int(np.dot(payload.view("<i4").astype(np.int64), weights)))
+        sums.append(int(np.dot(payload.view("<i4"), weights)))
     return [(total + seed(payload_bytes, block)) & MASK_64 for total, block in zip(sums, hashes, strict=True)]

@@ -83,7 +83,7 @@ def _widen(x: Tensor, group: int) -> Tensor:
     groups, rest = divmod(x.shape[-1], group)
     if rest:
         raise ValueError(f"{x.shape[-1]} channels are no multiple of the group of {group}")
-    return x.float().reshape(*x.shape[:-1], groups, group)
+    return x.float().contiguous().view(*x.shape[:-1], groups, group)
 
 
 def _scale_bits(magnitude: Tensor, floor: float, to_scale: int) -> Tensor:

@@ -1,0 +1,54 @@
+"""What holds for every family."""
+
+import importlib
+
+import pytest
+
+FAMILIES = {
+    "attention": ["sink_attention"],
+    "cache_ops": ["gather_rows", "scatter_rows"],
+    "checksum": ["checksum_weights", "page_checksums", "page_checksums_numpy"],
+    "compress": ["pool_pairs"],
+    "engram": ["engram_gate", "ngram_rows"],
+    "indexer": ["candidate_mask", "score_entries", "top_entries"],
+    "linear": ["grouped_linear", "linear"],
+    "mhc": ["coefficients_from_mixes", "collapse", "expand", "hyper_coefficients", "sinkhorn"],
+    "moe": ["route", "swiglu"],
+    "norm": ["rms_norm"],
+    "quant": [
+        "decode_e2m1",
+        "decode_e4m3",
+        "decode_e8m0",
+        "dequantize_fp4_e4m3",
+        "dequantize_fp4_e8m0",
+        "dequantize_fp8",
+        "dequantize_fp8_blocks",
+        "dequantize_mxfp4",
+        "quantize_fp4_e4m3",
+        "quantize_fp4_e8m0",
+        "quantize_fp8",
+        "quantize_fp8_blocks",
+        "quantize_mxfp4",
+        "round_fp4_e4m3",
+        "round_fp4_e8m0",
+        "round_fp8",
+    ],
+    "rope": ["YarnScaling", "apply_rope", "apply_rope_inverse", "rope_frequencies", "rotations"],
+    "sampling": ["log_probs", "sample"],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_exports_the_agreed_names(family: str) -> None:
+    module = importlib.import_module(f"epdserve.kernels.{family}")
+    assert sorted(module.__all__) == sorted(FAMILIES[family])
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_name_is_the_reference_of_the_same_name(family: str) -> None:
+    module = importlib.import_module(f"epdserve.kernels.{family}")
+    reference = importlib.import_module(f"epdserve.kernels.{family}.reference")
+    for name in module.__all__:
+        if hasattr(reference, f"{name}_ref"):
+            assert getattr(module, name) is getattr(reference, f"{name}_ref")
