@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -86,10 +87,7 @@ class Machine:
         self._say(f"router: {self.url}")
         router = self._start_router()
         self._say("Ray")
-        os.environ["RAY_TMPDIR"] = str(folders.scratch)
-        with (folders.logs / "ray.log").open("w") as log, contextlib.redirect_stderr(log):
-            start_ray(log_to_driver=False)
-        self._ray = True
+        self._start_ray()
         await self._start_workers()
         await router.wait_until(self._is_ready, timeout_s=READY_TIMEOUT_S)
         self._write_state()
@@ -140,6 +138,17 @@ class Machine:
         self._children.append(router)
         return router
 
+    def _start_ray(self) -> None:
+        os.environ["RAY_TMPDIR"] = str(
+            self._folders.scratch
+        )  # its default is shared by everybody on the machine
+        logging.getLogger("ray").handlers[:] = [logging.FileHandler(self._folders.logs / "ray.log")]
+        link = self._folders.logs / "ray"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._ray_logs())
+        start_ray(log_to_driver=False)
+        self._ray = True
+
     async def _start_workers(self) -> None:
         settings = self._settings
         self._supervisor = supervisor = Supervisor(settings.pool, log_level=settings.machine.log_level)
@@ -157,7 +166,7 @@ class Machine:
                     group.create_task(supervisor.start(role, module, table, count, env=env))
         except* ServiceError as errors:
             reason = "; ".join(str(error) for error in errors.exceptions)
-            raise CommandError(f"a worker did not start: {reason}; logs: {self._ray_logs()}") from None
+            raise CommandError(f"a worker did not start: {reason}; logs: {self._folders.logs}") from None
         self._workers = supervisor.workers()
 
     def _is_ready(self) -> bool:
@@ -170,7 +179,7 @@ class Machine:
         before = {status.worker: status for status in self._workers}
         for status in now:
             if not status.running and before[status.worker].running:
-                self._say(f"{status.worker} has ended and is started again; logs: {self._ray_logs()}")
+                self._say(f"{status.worker} has ended and is started again; logs: {self._folders.logs}")
             elif status.running and before[status.worker].pid != status.pid:
                 self._say(f"{status.worker} is back, life {status.lives}")
 
@@ -191,7 +200,8 @@ class Machine:
         return self._folders.scratch / "ray" / "session_latest" / "logs"
 
     def _keep_worker_logs(self) -> None:
-        """Ray writes workers' logs into its own folder, which goes at the end."""
+        """Ray writes workers' logs into its own folder, which goes at the end; until then a link leads there."""
+        (self._folders.logs / "ray").unlink(missing_ok=True)
         for log in self._ray_logs().glob("worker-*.err"):
             with contextlib.suppress(OSError):
                 if log.stat().st_size:
