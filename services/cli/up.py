@@ -60,7 +60,7 @@ def run(options: UpOptions) -> None:
         state_dir = (options.state_dir or Path(".run") / str(settings.router.port)).absolute()
         _preflight(settings, state_dir)
         _need_model(model_dir, may_write=options.model is None and machine.model_dir is None)
-        with _held(state_dir):
+        with held(state_dir):
             _run_machine(settings, state_dir, Path(scratch))
 
 
@@ -114,7 +114,7 @@ def _need_model(model_dir: Path, *, may_write: bool) -> None:
 
 
 @contextmanager
-def _held(state_dir: Path) -> Iterator[None]:
+def held(state_dir: Path) -> Iterator[None]:
     """Keep a second ``up`` out of the same folder."""
     try:
         (state_dir / "logs").mkdir(parents=True, exist_ok=True)

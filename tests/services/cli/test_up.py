@@ -1,0 +1,66 @@
+import socket
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from epdserve.services.cli import up
+from epdserve.services.cli.errors import CommandError
+
+
+def options(folder: Path, **changed: Any) -> up.UpOptions:
+    fields: dict[str, Any] = {
+        "port": 0,
+        "model": None,
+        "config": None,
+        "state_dir": folder / "state",
+        "demo_model_dir": folder / "demo",
+        "check": False,
+    }
+    return up.UpOptions(**{**fields, **changed})
+
+
+def test_check_prints_settings_that_are_themselves_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text("[decode.engine]\nnum_pages = 99\n")
+    up.run(options(tmp_path, config=config, port=8123, check=True))
+    table = tomllib.loads(capsys.readouterr().out)
+    assert table["decode"]["engine"]["num_pages"] == 99
+    assert table["router"]["port"] == 8123
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(CommandError, match="--port") as refused:
+            up.run(options(tmp_path, port=taken.getsockname()[1]))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_model_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"there is no model in .*absent"):
+        up.run(options(tmp_path, model=tmp_path / "absent"))
+
+
+def test_too_little_memory_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epdserve.services.cli.checks.MIN_MEMORY_BYTES", 1 << 60)
+    with pytest.raises(CommandError, match=r"memory: .* available; free some"):
+        up.run(options(tmp_path))
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    with (
+        up.held(tmp_path / "state"),
+        pytest.raises(CommandError, match="another up keeps its files"),
+        up.held(tmp_path / "state"),
+    ):
+        pass
+
+
+def test_a_free_port_is_free() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", up.free_port()))
