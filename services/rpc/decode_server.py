@@ -99,11 +99,17 @@ class DecodeSessions:
 
     def running(self) -> int:
         """Requests whose last chunk has not come."""
-        return sum(len(router.outbox.live()) for router in self._desk.routers.values())
+        return sum(len(router.outbox.live()) for router in list(self._desk.routers.values()))
 
     def kept_tokens(self) -> int:
         """Tokens kept for replay, of all routers."""
-        return sum(router.outbox.kept_tokens for router in self._desk.routers.values())
+        return sum(router.outbox.kept_tokens for router in list(self._desk.routers.values()))
+
+    def oldest_unacknowledged_s(self) -> float:
+        """Age of the oldest end that its router has not acknowledged, 0 if there is none."""
+        routers = list(self._desk.routers.values())
+        ends = [end for router in routers if (end := router.outbox.oldest_end()) is not None]
+        return max(0.0, self._clock() - min(ends)) if ends else 0.0
 
     def sweep(self) -> None:
         """Cancel what routers left behind, forget ends nobody acknowledges. Runs regularly once started."""

@@ -62,7 +62,7 @@ class Outbox:
 
     def live(self) -> list[str]:
         """Requests whose last chunk has not come."""
-        return [name for name, entry in self._entries.items() if entry.final is None]
+        return [name for name, entry in list(self._entries.items()) if entry.final is None]
 
     def is_live(self, request_id: str) -> bool:
         """Whether the request is here and its last chunk has not come."""
@@ -161,6 +161,12 @@ class Outbox:
         self._unsent.pop(request_id, None)
         if entry is not None:
             self._kept_tokens -= len(entry.tokens)
+
+    def oldest_end(self) -> float | None:
+        """When the oldest unacknowledged end came, None if there is none."""
+        # a copy: metrics are read from another thread
+        ends = [entry.ended_at for entry in list(self._entries.values()) if entry.final is not None]
+        return min(ends, default=None)
 
     def ended_before(self, moment: float) -> list[str]:
         """Requests whose last chunk came before ``moment`` and still waits for its acknowledgement."""

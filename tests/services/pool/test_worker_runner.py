@@ -121,3 +121,8 @@ async def test_service_that_does_not_stop_is_left_after_its_time(
     async with asyncio.timeout(5):
         await worker.run()
     assert await listed(registry) == ()
+
+
+async def test_role_that_does_not_exist_is_told(pool: PoolConfig) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_role"):
+        await WorkerRunner("w", module="no_such_role", pool=pool, role={}).start()

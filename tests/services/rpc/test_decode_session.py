@@ -3,15 +3,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import grpc
 import pytest
 from epdserve.services.errors import Cancelled, DeadlineExceeded, Unauthenticated, WorkerLost
+from epdserve.services.rpc.auth import token_metadata
+from epdserve.services.rpc.channel import open_channel
+from epdserve.services.rpc.convert import decode_job_to_pb
 from epdserve.services.rpc.decode_desk import SessionLimits
 from epdserve.services.rpc.decode_session import DecodeSession, DecodeSessionLimits
 from epdserve.services.rpc.decode_stream import DecodeStream
+from epdserve.services.rpc.pb import decode_pb2, decode_pb2_grpc
 from epdserve.services.rpc.server import serve_decode
 from epdserve.services.types import FinishReason
-from support.fake_decode import TOKEN, FakeDecode, decode_job, expected_tokens, serve_flaky
+from support.fake_decode import TOKEN, FakeDecode, decode_job, expected_token, expected_tokens, serve_flaky
 from support.waiting import until
 
 FAST = DecodeSessionLimits(
@@ -260,3 +266,69 @@ async def test_same_request_id_twice_is_refused() -> None:
         session.submit(decode_job("a", max_tokens=100_000), deadline_s=10)
         with pytest.raises(ValueError, match="live already"):
             session.submit(decode_job("a", max_tokens=5), deadline_s=10)
+
+
+async def test_worker_notices_a_router_that_died_and_cancels_what_it_left() -> None:
+    engine = FakeDecode(limits=SessionLimits(orphan_grace_s=0.2))
+    async with worker(engine) as address:
+        channel = open_channel(address)
+        call = raw_session(channel, router_id="dead")
+        await submit_raw(call, "a")
+        await until(lambda: engine.submitted == ["a"])
+        await channel.close(None)  # no farewell
+        assert engine.cancelled == []
+        await until(lambda: engine.cancelled == ["a"])
+        assert engine.sessions.kept_tokens() == 0
+
+
+async def test_router_that_takes_nothing_from_the_stream_costs_a_bounded_number_of_tokens() -> None:
+    engine = FakeDecode(limits=SessionLimits(unacknowledged_tokens=100))
+    async with worker(engine) as address, session_to(address) as session:
+        channel = open_channel(address)
+        call = raw_session(channel, router_id="slow")
+        await submit_raw(call, "a")
+        stream = session.submit(decode_job("b", max_tokens=300), deadline_s=10)
+        await until(lambda: engine.cancelled == ["a"])
+        assert engine.sessions.kept_tokens() <= 101 + 300
+        assert await collect(stream) == expected_tokens("b", 300)
+        await channel.close(None)
+
+
+async def test_second_stream_of_a_router_replaces_the_first_and_goes_on() -> None:
+    engine = FakeDecode()
+    async with worker(engine, step=False) as address:
+        channel = open_channel(address)
+        first = raw_session(channel, router_id="r", session="1")
+        await submit_raw(first, "a")
+        await until(lambda: engine.submitted == ["a"])
+        engine.step()
+        assert (await tokens_from(first)) == [expected_token("a", 0)]
+        second = raw_session(channel, router_id="r", session="1")
+        await second.write(second.hello)
+        await second.write(decode_pb2.RouterFrame(resume=decode_pb2.Resume(request_id="a", offset=0)))
+        assert (await tokens_from(second)) == [expected_token("a", 0)]
+        while await first.read() is not grpc.aio.EOF:
+            pass
+        engine.step()
+        assert (await tokens_from(second)) == [expected_token("a", 1)]
+        await channel.close(None)
+
+
+def raw_session(channel: grpc.aio.Channel, *, router_id: str, session: str = "s") -> Any:
+    hello = decode_pb2.Hello(router_id=router_id, session=session)
+    call = decode_pb2_grpc.DecodeStub(channel).Session(None, metadata=token_metadata(TOKEN), timeout=20)
+    call.hello = decode_pb2.RouterFrame(hello=hello)
+    return call
+
+
+async def submit_raw(call: Any, request_id: str) -> None:
+    await call.write(call.hello)
+    job = decode_job_to_pb(decode_job(request_id, max_tokens=1_000_000))
+    await call.write(decode_pb2.RouterFrame(submit=job))
+
+
+async def tokens_from(call: Any) -> list[int]:
+    while True:
+        frame = await call.read()
+        if frame.WhichOneof("frame") == "step" and frame.step.chunks:
+            return list(frame.step.chunks[0].tokens)
