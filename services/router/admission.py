@@ -61,3 +61,43 @@ class Admission:
             stay_s = self._clock() - entered_at
             old = self._mean_stay_s or stay_s
             self._mean_stay_s = old + _NEWEST_WEIGHT * (stay_s - old)
+
+
+class ByteBudget:
+    """Bytes of bodies that may be held at one time, over all requests. Owned by the event loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    @contextmanager
+    def share(self) -> Iterator[ByteShare]:
+        """One request's part; given back when the block ends."""
+        share = ByteShare(self)
+        try:
+            yield share
+        finally:
+            self.held_bytes -= share.nbytes
+
+    def take(self, nbytes: int) -> None:
+        """Hold more.
+
+        Raises:
+            Overloaded: The budget is spent.
+        """
+        if self.held_bytes + nbytes > self._limit_bytes:
+            raise Overloaded("too many large requests at once", retry_after_s=1.0)
+        self.held_bytes += nbytes
+
+
+class ByteShare:
+    """What one request holds of a ``ByteBudget``."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Hold more. Raises as ``ByteBudget.take``."""
+        self._budget.take(nbytes)
+        self.nbytes += nbytes

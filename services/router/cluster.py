@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Protocol
 
 from epdserve.services.types import DecodeJob, KVHandle, PrefillJob, PrefillResult, TokenChunk, WorkerInfo
@@ -14,13 +14,13 @@ class TokenStream(Protocol):
     What goes wrong is raised from iterating it as ``ServiceError``, after all tokens that came before.
     """
 
-    def __aiter__(self) -> TokenStream:
+    def __aiter__(self) -> AsyncIterator[TokenChunk]:
         """Itself."""
 
-    async def __anext__(self) -> TokenChunk:
+    def __anext__(self) -> Awaitable[TokenChunk]:
         """Everything that is ready, waiting for something if nothing is."""
 
-    async def aclose(self) -> None:
+    def aclose(self) -> Awaitable[None]:
         """Leave; a request that has not ended is cancelled at its worker at once."""
 
 

@@ -17,6 +17,7 @@ class RouterConfig(BaseModel):
         router_id: Unique among the routers of a cluster.
         registry_lease_s: As the workers' pool has it.
         cluster_token_file: The token of internal calls; needed to reach workers.
+        max_bodies_bytes: Bodies of all requests together.
         max_completion_tokens: Cap on what a request without a limit of its own may produce; 0 = the context.
         keep_alive_s: A silent stream gets a comment this often.
         send_stall_s: A client that takes no bytes for so long is gone.
@@ -48,6 +49,7 @@ class RouterConfig(BaseModel):
     official_sampling: bool = False
 
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_bodies_bytes: int = Field(256 * 2**20, ge=1024)
     max_header_bytes: int = Field(32 * 1024, ge=1024)
     header_timeout_s: float = Field(10.0, gt=0)
     body_timeout_s: float = Field(30.0, gt=0)

@@ -60,8 +60,11 @@ class Exchange:
         """A request header, empty if absent; the last one of several."""
         return self._headers.get(name.encode(), b"").decode("latin-1")
 
-    async def read_body(self, *, max_bytes: int, timeout_s: float) -> bytes:
+    async def read_body(self, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
         """The whole body.
+
+        Args:
+            take: Told of each part's size before it is kept; what it raises is raised here.
 
         Raises:
             PayloadTooLarge: Over ``max_bytes``, said by its length or found while reading; the rest is not read.
@@ -83,6 +86,7 @@ class Exchange:
                     size += len(part)
                     if size > max_bytes:
                         raise PayloadTooLarge(f"the body has more than {max_bytes} bytes")
+                    take(len(part))
                     parts.append(part)
         except TimeoutError:
             raise BodyTooSlow(f"the body was not complete after {timeout_s} s") from None

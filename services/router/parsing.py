@@ -56,6 +56,7 @@ class OutputParser:
         reasoning_tokens: Sampled ids before the marker that ended the reasoning; None if the request does not
             think. The recipe's own count misses ids when the reasoning quotes a marker, so ours is used.
         finish_reason: None while the answer runs.
+        answered: Whether there was any content or call.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class OutputParser:
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None if stage is None else 0
         self.finish_reason: str | None = None
+        self.answered = False
 
     @property
     def finished(self) -> bool:
@@ -118,7 +120,9 @@ class OutputParser:
 
     def _take(self, chunk_json: str, deltas: list[Delta]) -> None:
         choice = orjson.loads(chunk_json)["choices"][0]
-        _append(choice["delta"], deltas)
+        delta = choice["delta"]
+        _append(delta, deltas)
+        self.answered = self.answered or bool(delta.get("content") or delta.get("tool_calls"))
         if choice["finish_reason"] is not None:
             self.finish_reason = choice["finish_reason"]
 

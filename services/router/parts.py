@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from epdserve.services.policy.admission import AdmissionLimits
-from epdserve.services.router.admission import Admission
+from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.auth import KeyRing
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
@@ -29,6 +29,7 @@ class RouterParts:
     placer: Placer
     pipeline: Pipeline
     admission: Admission
+    bodies: ByteBudget
     keys: KeyRing
     metrics: RouterMetrics
 
@@ -73,6 +74,7 @@ def assemble(
         placer=placer,
         pipeline=Pipeline(cluster, placer, ledger, limits),
         admission=Admission(door, clock),
+        bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
         keys=KeyRing.from_file(config.keys_file),
         metrics=metrics if metrics is not None else RouterMetrics(),
     )

@@ -15,10 +15,12 @@ from typing import Final
 
 import numpy as np
 from epdserve.services.errors import (
+    Cancelled,
     DeadlineExceeded,
     Internal,
     LeaseLost,
     ServiceError,
+    Unauthenticated,
     Unavailable,
     WorkerLost,
 )
@@ -233,9 +235,13 @@ def _remaining_s(deadline_at: float) -> float:
 
 
 def _named(error: ServiceError, worker: str) -> ServiceError:
-    """The error, with the worker that sent it unless it names another one itself."""
-    error.worker = error.worker or worker
-    if isinstance(error, Internal):
-        # What went wrong inside a worker is its log's business, not the client's
-        return Internal(f"{worker} failed", worker=error.worker)
+    """The error as the client may hear it, with the worker that sent it unless it names another one itself."""
+    name = error.worker or worker
+    if isinstance(error, Cancelled):
+        # Not our doing, or it would not be heard here: the worker wants to be rid of the request
+        return Unavailable(f"{name} gave the request up", worker=name)
+    if isinstance(error, (Internal, Unauthenticated)):
+        # What went wrong between us and a worker is a matter of logs
+        return Internal(f"{name} failed", worker=name)
+    error.worker = name
     return error

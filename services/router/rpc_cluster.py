@@ -11,11 +11,11 @@ import logging
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final, NewType, cast
+from typing import Final, NewType, Self, cast
 
 from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash
-from epdserve.services.errors import Cancelled, ServiceError, Unavailable, WorkerLost
+from epdserve.services.errors import Cancelled, ServiceError, WorkerLost
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster import TokenStream
 from epdserve.services.rpc.client import PrefillClient
@@ -203,7 +203,7 @@ class _SessionStream:
         self._session = cluster.session_of(worker)
         self._stream = self._session.submit(job, deadline_s=timeout_s)
 
-    def __aiter__(self) -> TokenStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TokenChunk:
@@ -212,8 +212,7 @@ class _SessionStream:
         except Cancelled as error:
             if self._cluster.is_retired(self._session):
                 raise WorkerLost("the worker has left", worker=self._worker) from error
-            # The pipeline cancels by closing; whoever else cancels is the worker
-            raise Unavailable(f"the worker cancelled: {error.message}", worker=self._worker) from error
+            raise
 
     async def aclose(self) -> None:
         await self._stream.aclose()

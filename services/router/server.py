@@ -81,6 +81,7 @@ def uvicorn_server(app: FastAPI, config: RouterConfig) -> RouterServer:
             lifespan="on",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             backlog=_BACKLOG,

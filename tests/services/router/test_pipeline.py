@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from epdserve.kvstore.hashing import prefix_hash_chain
 from epdserve.services.errors import (
+    Internal,
     InvalidRequest,
     LeaseLost,
     Overloaded,
     ServiceError,
+    Unauthenticated,
     Unavailable,
     WorkerLost,
 )
@@ -177,6 +179,14 @@ async def test_what_another_worker_would_not_mend_is_not_retried(error: ServiceE
     with pytest.raises(type(error)):
         await run(pipeline, request())
     assert len(cluster.prefill_jobs) == 1
+
+
+@pytest.mark.parametrize("error", [Internal("KeyError at 0x3"), Unauthenticated("cluster token")])
+async def test_what_went_wrong_inside_a_worker_stays_inside(error: ServiceError) -> None:
+    cluster = FakeCluster(Script(OUTPUT, prefill_errors=[error]), pool())
+    pipeline, _ = pipeline_of(cluster)
+    with pytest.raises(Internal, match=r"^p0 failed$"):
+        await run(pipeline, request())
 
 
 async def test_the_only_worker_lost_waits_for_its_next_life() -> None:

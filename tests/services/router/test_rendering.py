@@ -36,7 +36,8 @@ def system(text: str) -> dict[str, Any]:
 def ids(
     renderer: ChatRenderer, *messages: dict[str, Any], effort: Effort | None = HIGH, **more: Any
 ) -> list[int]:
-    return renderer.render(ChatPrompt(messages, effort, **more)).tokens.tolist()
+    tokens: list[int] = renderer.render(ChatPrompt(messages, effort, **more)).tokens.tolist()
+    return tokens
 
 
 def test_example_a_default_thinking(renderer: ChatRenderer) -> None:

@@ -52,7 +52,7 @@ async def test_accepted_sockets_do_not_delay_small_writes(router: LiveRouter) ->
     writer.write(request_bytes(router.port, stream=True))
     await reader.readuntil(b"data: ")
     (connection,) = router.server.server_state.connections
-    accepted: socket.socket = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+    accepted: socket.socket = connection.transport.get_extra_info("socket")
     assert accepted.getpeername() == writer.get_extra_info("sockname")
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
     writer.close()
@@ -213,3 +213,40 @@ async def test_shutdown_lets_a_running_stream_finish(cluster: FakeCluster) -> No
         assert b"data: [DONE]" in rest
         writer.close()
     assert cluster.closed
+
+
+async def test_shutdown_tells_a_stream_that_takes_too_long(cluster: FakeCluster) -> None:
+    cluster.script = Script(ids("</think>") + ids(" word") * 3000, gap_s=0.01)
+    async with live_router(config(), cluster) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(request_bytes(router.port, stream=True))
+        await reader.readuntil(b"data: ")
+        router.server.should_exit = True
+        rest = await asyncio.wait_for(reader.read(), 5)
+        assert b"the server shuts down" in rest
+        assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+    assert cluster.running_decodes == 0
+
+
+async def test_bodies_together_have_a_limit(cluster: FakeCluster) -> None:
+    limits = config(max_body_bytes=100_000, max_bodies_bytes=150_000, body_timeout_s=5.0)
+    async with live_router(limits, cluster) as router:
+        held = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99000\r\n\r\n"
+                + b" " * 80_000
+            )
+            held.append((reader, writer))
+        async with asyncio.timeout(2):
+            lines = [asyncio.create_task(reader.readline()) for reader, _ in held]
+            done, waiting = await asyncio.wait(lines, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [b"HTTP/1.1 429 Too Many Requests\r\n"]
+        for task in waiting:
+            task.cancel()
+        for _, writer in held:
+            writer.close()
+        parts = router.server.config.loaded_app.state.parts
+        await eventually(lambda: parts.bodies.held_bytes == 0)
