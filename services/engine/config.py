@@ -14,16 +14,18 @@ class EngineSettings(BaseModel):
     model_dir: Path
     precision: Precision = Precision.F32Q
     device: str = "cpu"
-    threads: int = Field(1, ge=1)  # of the arithmetic library
-    block_tokens: int = Field(32, ge=2, multiple_of=2)
-    num_pages: int = Field(1024, ge=1)
-    pages_memory_bytes: int | None = Field(None, ge=1)  # instead of num_pages
-    max_running: int = Field(16, ge=1)  # requests in the step loop; one state slot each
-    max_queued: int = Field(256, ge=1)  # requests that wait for a state slot or for pages
-    chunk_tokens: int = Field(256, ge=1)  # prompt rows of one step, all requests together
-    window_slack_tokens: int = Field(0, ge=0)  # kept rows beyond the window in decoder replay
-    max_context_tokens: int | None = Field(None, ge=1)  # prompt and output; None = what the pages hold
-    staging_slots: int = Field(32, ge=1)  # tails readable by peers or being pulled
+    threads: int = Field(default=1, ge=1)  # of the arithmetic library
+    block_tokens: int = Field(default=32, ge=2, multiple_of=2)
+    num_pages: int = Field(default=1024, ge=1)
+    pages_memory_bytes: int | None = Field(default=None, ge=1)  # instead of num_pages
+    max_running: int = Field(default=16, ge=1)  # requests in the step loop; one state slot each
+    max_queued: int = Field(default=256, ge=1)  # requests that wait for a state slot or for pages
+    chunk_tokens: int = Field(default=256, ge=1)  # prompt rows of one step, all requests together
+    window_slack_tokens: int = Field(default=0, ge=0)  # kept rows beyond the window in decoder replay
+    max_context_tokens: int | None = Field(
+        default=None, ge=1
+    )  # prompt and output; None = what the pages hold
+    staging_slots: int = Field(default=32, ge=1)  # tails readable by peers or being pulled
 
     @model_validator(mode="after")
     def _slots_cover_running(self) -> "EngineSettings":

@@ -142,6 +142,11 @@ class PrefillWorker:
         self._active.clear()
         self._count_queued()
 
+    def abandon_all(self, error: ServiceError) -> None:
+        """Tell every caller, free nothing: for a loop that crashed, whose books may be wrong."""
+        for task in [*self._waiting, *self._active]:
+            _tell(task, error)
+
     def step(self) -> bool:
         """Run one chunk of every prompt that has a place; whether there was anything to do."""
         self._leases.expire()
@@ -233,11 +238,16 @@ class PrefillWorker:
             self._runner.staging_slots.release(task.staging)
             task.staging = None
         self._metrics.requests.labels(outcome=error.code).inc()
-        if not task.done.done() and (task.done.running() or task.done.set_running_or_notify_cancel()):
-            task.done.set_exception(error)
+        _tell(task, error)
 
     def _count_queued(self) -> None:
         self.queued_tokens = sum(task.request.remaining_rows for task in [*self._waiting, *self._active])
+
+
+def _tell(task: PrefillTask, error: ServiceError) -> None:
+    done = task.done
+    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
+        done.set_exception(error)
 
 
 def _part(request: RunningRequest, rows: int) -> Part:

@@ -4,6 +4,7 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -37,22 +38,10 @@ from epdserve.services.types import (
 )
 
 from support.golden import TINY, tiny
+from support.manual_clock import ManualClock
 
 TENANT = b"tenant-a"
 BLOCK_TOKENS = 8  # also the tiny model's window; a multiple of the ratio
-
-
-class ManualClock:
-    """Time that stands until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def settings(**changes: object) -> EngineSettings:
@@ -160,8 +149,13 @@ class Reference:
 
 def greedy_reference(tokens: np.ndarray, new_tokens: int, *, exact: bool = False) -> list[int]:
     """Greedy continuation of a cold prompt by the tiny model alone."""
+    return list(_greedy_reference(tuple(tokens.tolist()), new_tokens, exact))
+
+
+@cache
+def _greedy_reference(tokens: tuple[int, ...], new_tokens: int, exact: bool) -> list[int]:
     reference = Reference(tiny("f32q"), len(tokens) + new_tokens)
-    return reference.greedy(tokens, new_tokens, exact=exact)
+    return reference.greedy(np.array(tokens), new_tokens, exact=exact)
 
 
 class DecodeBench:

@@ -1,0 +1,112 @@
+"""Block events of one worker for any number of listeners: a snapshot each, then what changes.
+
+The block manager's events have one reader, which is this feed. A listener that does not keep up gets a new snapshot
+instead of a growing queue.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from epdserve.kvstore.blocks import BlockManager
+from epdserve.services.types import BlockUpdate
+
+INTERVAL_S = 0.05
+MAX_PENDING_UPDATES = 64
+
+
+class BlockFeed:
+    """Owned by the event loop it was started on.
+
+    Args:
+        incarnation: Life of the worker that the numbers belong to.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        incarnation: str,
+        *,
+        interval_s: float = INTERVAL_S,
+        max_pending: int = MAX_PENDING_UPDATES,
+    ) -> None:
+        self._blocks, self._incarnation = blocks, incarnation
+        self._interval_s, self._max_pending = interval_s, max_pending
+        self._listeners: set[_Listener] = set()
+        self._pump: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to pass events on."""
+        self._pump = asyncio.get_running_loop().create_task(self._pass_on(), name="block-feed")
+
+    async def stop(self) -> None:
+        """End every iteration of ``watch``."""
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.wait([self._pump])
+        for listener in self._listeners:
+            listener.ended = True
+            listener.wake.set()
+
+    async def watch(self) -> AsyncIterator[BlockUpdate]:
+        """A snapshot, then deltas that follow one another, until the caller or the feed stops."""
+        listener = _Listener()
+        self._listeners.add(listener)
+        try:
+            yield self._snapshot()
+            while not listener.ended:
+                await listener.wake.wait()
+                listener.wake.clear()
+                if listener.lost:
+                    listener.lost = False
+                    listener.updates.clear()
+                    yield self._snapshot()
+                while listener.updates and not listener.lost:
+                    yield listener.updates.popleft()
+        finally:
+            self._listeners.discard(listener)
+
+    def poll(self) -> None:
+        """Pass on what has changed since the last call."""
+        events = self._blocks.drain_events()
+        if not events.added and not events.removed:
+            return
+        update = BlockUpdate(
+            incarnation=self._incarnation,
+            snapshot=False,
+            first_seq=events.first_seq,
+            next_seq=events.next_seq,
+            added=tuple(events.added),
+            removed=tuple(events.removed),
+        )
+        for listener in self._listeners:
+            listener.lost = listener.lost or len(listener.updates) >= self._max_pending
+            if not listener.lost:
+                listener.updates.append(update)
+            listener.wake.set()
+
+    def _snapshot(self) -> BlockUpdate:
+        # what is pending is told before the snapshot is taken, so that the next delta begins where it ends
+        self.poll()
+        next_seq, hashes = self._blocks.snapshot()
+        return BlockUpdate(
+            incarnation=self._incarnation,
+            snapshot=True,
+            first_seq=next_seq,
+            next_seq=next_seq,
+            added=tuple(hashes),
+            removed=(),
+        )
+
+    async def _pass_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            self.poll()
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.updates: deque[BlockUpdate] = deque()
+        self.wake = asyncio.Event()
+        self.lost = False
+        self.ended = False

@@ -1,0 +1,263 @@
+"""All roles in one process, without servers: for ``epdserve generate``, for tests, and as the measure of the pools.
+
+The same prefill and decode workers run here, with pages of their own each, so prefix hits, replays and tokens are those
+of two processes. Both share one model and one step loop, and bytes move by ``memmove``.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from epdserve.kvstore.clock import SystemClock
+from epdserve.kvstore.lease import LeaseTable
+from epdserve.kvstore.transfer.local import LocalFabric, LocalTransfer
+from epdserve.model.backbone import Backbone
+from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.ingest import Ingest
+from epdserve.services.decode.preemption import SwapSpace
+from epdserve.services.decode.pulling import PullDriver
+from epdserve.services.decode.worker import DecodeWorker
+from epdserve.services.engine.config import EngineSettings
+from epdserve.services.engine.loop_thread import LoopThread
+from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.step_loop import StepLoop
+from epdserve.services.engine.transfer_thread import TransferThread
+from epdserve.services.engine.validation import RequestLimits
+from epdserve.services.errors import Internal, ServiceError
+from epdserve.services.local.config import LocalSettings
+from epdserve.services.local.peers import LocalPeers
+from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.types import (
+    DecodeJob,
+    DecodeReceipt,
+    FinishReason,
+    PrefillJob,
+    PrefillResult,
+    SamplingParams,
+    TokenChunk,
+    token_ids,
+)
+
+_NAME, _LIFE = "local", "1"
+_DEADLINE_S = 10.0
+TENANT_KEY = b"local"
+
+Prompt = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer.
+
+    Attributes:
+        tokens: Drawn ids, a stop token included.
+        prefill: What the prefill did: hit, replayed rows, milliseconds.
+        receipt: What the decoding did.
+    """
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    prefill: PrefillResult
+    receipt: DecodeReceipt
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    on_tokens: Callable[[tuple[int, ...]], None] | None
+    done: Future[Generation] = field(default_factory=Future)
+    tokens: list[int] = field(default_factory=list)
+    prefill: PrefillResult | None = None
+
+
+class LocalEngine:
+    """A prefill and a decode worker in this process. Thread-safe; use as a context, or ``close`` it.
+
+    Args:
+        model_dir: In the published format.
+        settings: Defaults suit the demo model; ``model_dir`` wins over theirs.
+    """
+
+    def __init__(self, model_dir: Path | str, settings: LocalSettings | None = None) -> None:
+        settings = settings or LocalSettings(engine=EngineSettings(model_dir=Path(model_dir)))
+        engine = settings.engine
+        torch.set_num_threads(engine.threads)
+        backbone = Backbone.load(model_dir, precision=engine.precision, device=engine.device)
+        self._clock, self._leases = SystemClock(), LeaseTable()
+        self._fabric, self._events = LocalFabric(), LoopThread("local-events")
+        self._numbers = itertools.count()
+        self._requests: dict[str, _Request] = {}
+        self.prefill_runner = Runner(backbone, engine, clock=self._clock)
+        self.decode_runner = Runner(backbone, engine, clock=self._clock)
+        self._steps = StepLoop("local-steps", self._step, clock=self._clock, on_crash=self._crashed)
+        self._prefill = PrefillWorker(
+            self.prefill_runner,
+            engine,
+            self._leases,
+            worker=_NAME,
+            incarnation=_LIFE,
+            lease_ttl_s=_DEADLINE_S,
+        )
+        self._transfers = TransferThread(
+            self._transfer("local-decode", self.decode_runner), clock=self._clock
+        )
+        self._open_decode(settings, self._transfer(_NAME, self.prefill_runner))
+        self._transfers.start()
+        self._steps.start()
+
+    def __enter__(self) -> "LocalEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams],
+        *,
+        exact: bool = False,
+        tenant_key: bytes = TENANT_KEY,
+        on_tokens: Callable[[int, tuple[int, ...]], None] | None = None,
+        timeout_s: float = 600.0,
+    ) -> list[Generation]:
+        """Answer all prompts, batched together.
+
+        Args:
+            prompts: Token ids of each.
+            sampling: For all, or one for each.
+            exact: Take no prefix hit and drop no row.
+            tenant_key: Prefix hits happen between prompts of one key.
+            on_tokens: Told (prompt's index, new tokens) in the step loop's thread; must not block.
+            timeout_s: For all of them together.
+
+        Raises:
+            InvalidRequest: A prompt cannot be run.
+            TimeoutError: It took longer.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        listeners = [partial(on_tokens, index) if on_tokens else None for index in range(len(prompts))]
+        started = [
+            self._start(prompt, params, exact, tenant_key, listener)
+            for prompt, params, listener in zip(prompts, each, listeners, strict=True)
+        ]
+        return [request.done.result(timeout_s) for request in started]
+
+    def leaked_pages(self) -> int:
+        """Pages and slots held although nothing runs; 0 unless something was forgotten."""
+        return self.prefill_runner.leaked_pages() + self.decode_runner.leaked_pages()
+
+    def close(self) -> None:
+        """Stop; requests under way end with an error."""
+        if self._steps.running:
+            self._steps.call(self._stop_work).result(_DEADLINE_S)
+        self._events.run(self._driver.stop(), timeout_s=_DEADLINE_S)
+        self._steps.stop(timeout_s=_DEADLINE_S)
+        self._transfers.stop(timeout_s=_DEADLINE_S)
+        self._events.stop()
+
+    def _transfer(self, name: str, runner: Runner) -> LocalTransfer:
+        transfer = LocalTransfer(self._fabric, name)
+        for region in runner.regions():
+            transfer.register(region)
+        return transfer
+
+    def _open_decode(self, settings: LocalSettings, source: LocalTransfer) -> None:
+        runner, metrics = self.decode_runner, EngineMetrics.unregistered()
+        self._driver = PullDriver(
+            self._events.loop,
+            self._transfers,
+            LocalPeers(source, self._leases, {_NAME: _LIFE}),
+            deadline_s=_DEADLINE_S,
+            lease_call_deadline_s=_DEADLINE_S,
+        )
+        admission = Admission(
+            runner,
+            Ingest(runner, self._transfers, self._driver),
+            SwapSpace(runner, limit_bytes=settings.swap_memory_bytes),
+            self._driver,
+            submit=self._steps.submit,
+            metrics=metrics,
+        )
+        self._decode = DecodeWorker(
+            runner,
+            admission,
+            RequestLimits.of(runner, settings.engine),
+            worker=_NAME,
+            publish=self._take,
+            chunk_tokens=settings.engine.chunk_tokens,
+            max_queued=settings.engine.max_queued,
+            metrics=metrics,
+        )
+
+    def _step(self) -> bool:
+        prefilled = self._prefill.step()
+        return self._decode.step() or prefilled
+
+    def _start(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        exact: bool,
+        tenant_key: bytes,
+        on_tokens: Callable[[tuple[int, ...]], None] | None,
+    ) -> _Request:
+        name = f"local-{next(self._numbers)}"
+        request = _Request(on_tokens)
+        tokens = token_ids(np.asarray(prompt, dtype=np.int64))
+        job = PrefillJob(name, tokens, tenant_key, exact)
+        task = self._prefill.new_task(job)
+
+        def prefilled(done: Future[PrefillResult]) -> None:
+            """In the step loop, like everything that ends a prefill."""
+            try:
+                result = done.result(0)
+                request.prefill = result
+                self._decode.enqueue(
+                    self._decode.new_task(DecodeJob(name, tokens, tenant_key, exact, sampling, result.handle))
+                )
+            except ServiceError as error:
+                self._end(name, error)
+
+        self._requests[name] = request
+        task.done.add_done_callback(prefilled)
+        self._steps.submit(lambda: self._prefill.enqueue(task))
+        return request
+
+    def _take(self, chunks: Sequence[TokenChunk]) -> None:
+        for chunk in chunks:
+            request = self._requests[chunk.request_id]
+            request.tokens += chunk.tokens
+            if chunk.tokens and request.on_tokens is not None:
+                request.on_tokens(chunk.tokens)
+            if chunk.error is not None:
+                self._end(chunk.request_id, chunk.error.to_error())
+            elif chunk.finish_reason is not None:
+                assert chunk.receipt is not None
+                assert request.prefill is not None
+                generation = Generation(
+                    tuple(request.tokens), chunk.finish_reason, request.prefill, chunk.receipt
+                )
+                del self._requests[chunk.request_id]
+                request.done.set_result(generation)
+
+    def _end(self, name: str, error: ServiceError) -> None:
+        request = self._requests.pop(name, None)
+        if request is not None:
+            request.done.set_exception(error)
+
+    def _stop_work(self) -> None:
+        error = Internal("the engine was closed")
+        self._prefill.fail_all(error)
+        self._decode.fail_all(error)
+        self._leases.end_all()
+
+    def _crashed(self, error: BaseException) -> None:
+        for name in list(self._requests):
+            self._end(name, Internal(f"the step loop crashed: {error}"))
