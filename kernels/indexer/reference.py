@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 NO_ENTRY: Final = -1
 _MINUS_INF: Final = float("-inf")
@@ -29,7 +28,7 @@ def score_entries_ref(q_SQHD: Tensor, w_SQH: Tensor, k_SED: Tensor, max_bytes: i
     sequences, queries, heads, _ = q_SQHD.shape
     entries = k_SED.shape[1]
     if entries < _MIN_ENTRIES:
-        k_SED = pad(k_SED, (0, 0, 0, _MIN_ENTRIES - entries))
+        k_SED = torch.constant_pad_nd(k_SED, (0, 0, 0, _MIN_ENTRIES - entries))
     key_SDE = k_SED.transpose(1, 2)
     chunk = max(1, max_bytes // max(1, 4 * sequences * heads * key_SDE.shape[2]))
     parts = [
@@ -44,11 +43,11 @@ def _score_chunk(q_SQHD: Tensor, w_SQH: Tensor, key_SDE: Tensor) -> Tensor:
     sequences, queries, heads, _ = q_SQHD.shape
     score = torch.bmm(q_SQHD.flatten(1, 2), key_SDE).view(sequences, queries, heads, key_SDE.shape[2])
     score.relu_().mul_(w_SQH.unsqueeze(-1))
-    while heads > 1:
+    while heads > 2:
         half = heads // 2
         score[:, :, :half].add_(score[:, :, heads - half : heads])
         heads -= half
-    return score[:, :, 0]
+    return score[:, :, 0] + score[:, :, 1] if heads == 2 else score[:, :, 0]
 
 
 def top_entries_ref(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
@@ -65,7 +64,7 @@ def top_entries_ref(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
         index = _best_indices(masked, k, entries)
     index = index.sort(dim=1).values
     index = index.masked_fill_(index == entries, NO_ENTRY)
-    return index if index.shape[1] == k else pad(index, (0, k - index.shape[1]), value=NO_ENTRY)
+    return torch.constant_pad_nd(index, (0, k - index.shape[1]), value=NO_ENTRY) if entries < k else index
 
 
 def candidate_mask_ref(score_RE: Tensor, visible_R: Tensor, blocks: int, block_size: int) -> Tensor:
@@ -77,7 +76,7 @@ def candidate_mask_ref(score_RE: Tensor, visible_R: Tensor, blocks: int, block_s
     rows, entries = score_RE.shape
     num_blocks = -(-entries // block_size)
     visible = _mask_invisible(score_RE, visible_R)
-    padded = pad(visible, (0, num_blocks * block_size - entries), value=_MINUS_INF)
+    padded = torch.constant_pad_nd(visible, (0, num_blocks * block_size - entries), value=_MINUS_INF)
     best = padded.view(rows, num_blocks, block_size).amax(2)
     position = torch.arange(num_blocks, device=best.device)
     newest = (visible_R.clamp(max=entries) - 1).div(block_size, rounding_mode="floor").unsqueeze(1)

@@ -12,7 +12,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 _QUAD: Final = 4
 _MIN_ROWS: Final = 8
@@ -35,9 +34,9 @@ def linear_ref(x: Tensor, weight_NK: Tensor) -> Tensor:
     rows = rows_TK.shape[0]
     more_rows, more_inputs = _missing_rows(rows, _MIN_ROWS), -inputs % _QUAD
     if more_inputs:
-        weight_NK = pad(weight_NK, (0, more_inputs))
+        weight_NK = torch.constant_pad_nd(weight_NK, (0, more_inputs))
     if more_rows or more_inputs:
-        rows_TK = pad(rows_TK, (0, more_inputs, 0, more_rows))
+        rows_TK = torch.constant_pad_nd(rows_TK, (0, more_inputs, 0, more_rows))
     return torch.mm(rows_TK, weight_NK.t())[:rows].view(*x.shape[:-1], outputs)
 
 
@@ -48,9 +47,9 @@ def grouped_linear_ref(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:
     more_rows = _missing_rows(rows, max(_MIN_ROWS, -(-_MIN_PRODUCTS // (outputs * inputs))))
     more_inputs = -inputs % _QUAD
     if more_inputs:
-        weight_GNK = pad(weight_GNK, (0, more_inputs))
+        weight_GNK = torch.constant_pad_nd(weight_GNK, (0, more_inputs))
     if more_rows or more_inputs:
-        x_TGK = pad(x_TGK, (0, more_inputs, 0, 0, 0, more_rows))
+        x_TGK = torch.constant_pad_nd(x_TGK, (0, more_inputs, 0, 0, 0, more_rows))
     return torch.bmm(x_TGK.transpose(0, 1), weight_GNK.transpose(1, 2)).transpose(0, 1)[:rows]
 
 

@@ -28,7 +28,6 @@ from epdserve.kernels.quant.tables import (
     nibble_pair_table,
 )
 from torch import Tensor
-from torch.nn.functional import pad
 
 GROUP_UE8M0: Final = 32
 GROUP_E4M3: Final = 16
@@ -234,7 +233,7 @@ def dequantize_fp8_blocks_ref(weight_NK: Tensor, scale: Tensor) -> Tensor:
 def quantize_fp8_blocks_ref(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse of ``dequantize_fp8_blocks``: codes uint8 (N, K), scales uint8 (ceil(N/32), ceil(K/32))."""
     rows, columns = weight_NK.shape
-    padded = pad(weight_NK.float(), (0, -columns % WEIGHT_BLOCK, 0, -rows % WEIGHT_BLOCK))
+    padded = torch.constant_pad_nd(weight_NK.float(), (0, -columns % WEIGHT_BLOCK, 0, -rows % WEIGHT_BLOCK))
     down, across = padded.shape[0] // WEIGHT_BLOCK, padded.shape[1] // WEIGHT_BLOCK
     tiles = padded.view(down, WEIGHT_BLOCK, across, WEIGHT_BLOCK)
     largest = tiles.abs().amax(1)  # (down, across, 32): the group maximum is taken over the last dimension

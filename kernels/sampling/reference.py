@@ -93,7 +93,9 @@ def _pick_filtered(
     Only the heaviest tokens are put in order, more of them if a row's filters let the last one through.
     """
     vocabulary = mass_RV.shape[1]
-    width = min(vocabulary, max(_FIRST_WIDTH, int(top_k_R1.clamp(max=vocabulary).max())))
+    width = min(
+        vocabulary, max(_FIRST_WIDTH, int(top_k_R1.max()) + 1)
+    )  # one beyond top_k shows that it ended
     limited = (top_k_R1 > 0) & (top_k_R1 < vocabulary)
     while True:
         mass, token = _heaviest(mass_RV, width)

@@ -59,7 +59,7 @@ def assert_rows_independent(
     subsets = [torch.randperm(total, generator=draw)[: 3 + 9 * i] for i in range(7)]
     with torch.inference_mode():
         expected = _tuple(function(*rows))
-        for count, sizes in ((1, range(1, most + 1)), (2, [*range(1, 14), 16, 23, 33])):
+        for count, sizes in ((1, range(1, most + 1)), (2, [1, 2, 3, 5, 7, 8, 9, 11, 13, 33])):
             runs = [torch.arange(size) + (7 * size) % (total - size + 1) for size in sizes]
             with threads(count):
                 for index in [*runs, *subsets]:
