@@ -16,7 +16,7 @@ from epdserve.services.rpc.channel import SERVER_OPTIONS
 from epdserve.services.rpc.decode_server import DecodeSessions
 from epdserve.services.rpc.handlers import PrefillHandler, WorkerHandler
 from epdserve.services.rpc.pb import decode_pb2_grpc, prefill_pb2_grpc
-from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer
+from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer, WorkerServicer
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,23 @@ class RpcServer:
         address: ``host:port`` it really listens on.
     """
 
-    def __init__(self, server: grpc.aio.Server, address: str, sessions: DecodeSessions | None) -> None:
-        self._server = server
-        self._sessions = sessions
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        address: str,
+        servicer: WorkerServicer,
+        sessions: DecodeSessions | None = None,
+    ) -> None:
+        self._server, self._servicer, self._sessions = server, servicer, sessions
         self.address = address
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new calls, give running ones ``grace_s`` to end, then cut them off."""
+        """Refuse new calls, give running ones ``grace_s`` to end, then cut them off.
+
+        Streams that last are ended first. A decode worker that wants its output to arrive calls
+        ``DecodeSessions.fail_all`` and ``drained`` before.
+        """
+        self._servicer.end_watches()
         if self._sessions is not None:
             await self._sessions.stop()
         async with asyncio.timeout(grace_s + 5.0):
@@ -53,32 +63,43 @@ async def serve_prefill(handler: PrefillHandler, *, token: str, address: str = "
     Raises:
         Unavailable: The address cannot be bound.
     """
-    server = _new_server(token)
-    prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(handler), server)
-    return RpcServer(server, await _start(server, address), None)
+    server = new_server(token)
+    servicer = PrefillServicer(handler)
+    prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, server)
+    return RpcServer(server, await start_server(server, address), servicer)
 
 
 async def serve_decode(
     handler: WorkerHandler, sessions: DecodeSessions, *, token: str, address: str = "127.0.0.1:0"
 ) -> RpcServer:
-    """Serve a decode worker; arguments as for ``serve_prefill``. Starts ``sessions``, and stops it with the
-    server.
+    """Serve a decode worker; arguments as for ``serve_prefill``.
+
+    Starts ``sessions``, and stops them with the server.
 
     Raises:
         Unavailable: The address cannot be bound.
     """
-    server = _new_server(token)
-    decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(handler, sessions), server)
-    bound = await _start(server, address)
+    return await serve_servicer(DecodeServicer(handler, sessions), sessions, token=token, address=address)
+
+
+async def serve_servicer(
+    servicer: DecodeServicer, sessions: DecodeSessions, *, token: str, address: str
+) -> RpcServer:
+    """``serve_decode`` with a servicer of the caller's own."""
+    server = new_server(token)
+    decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
+    bound = await start_server(server, address)
     sessions.start()
-    return RpcServer(server, bound, sessions)
+    return RpcServer(server, bound, servicer, sessions)
 
 
-def _new_server(token: str) -> grpc.aio.Server:
+def new_server(token: str) -> grpc.aio.Server:
+    """A server that wants the token; without services yet."""
     return grpc.aio.server(options=SERVER_OPTIONS, interceptors=[TokenInterceptor(token)])
 
 
-async def _start(server: grpc.aio.Server, address: str) -> str:
+async def start_server(server: grpc.aio.Server, address: str) -> str:
+    """Bind and start; the address with its real port."""
     host, _, _ = address.rpartition(":")
     try:
         port = server.add_insecure_port(address)

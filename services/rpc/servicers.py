@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
-from epdserve.services.errors import Internal, ServiceError
+from epdserve.services.errors import Draining, Internal, ServiceError
 from epdserve.services.rpc.convert import prefill_job_from_pb, prefill_result_to_pb
 from epdserve.services.rpc.convert_worker import description_to_pb, update_to_pb
 from epdserve.services.rpc.decode_server import DecodeSessions
@@ -42,11 +43,17 @@ async def guarded(context: Context, work: Awaitable[T]) -> T:
     raise AssertionError("abort returned")
 
 
-class _WorkerServicer:
+class WorkerServicer:
     """What both services have."""
 
     def __init__(self, handler: WorkerHandler) -> None:
         self._worker = handler
+        self._watches: set[asyncio.Task[Any]] = set()
+
+    def end_watches(self) -> None:
+        """Cut the streams of block events off: they would never end by themselves."""
+        for task in self._watches:
+            task.cancel()
 
     async def Describe(  # noqa: N802 - named by the proto
         self, request: common_pb2.DescribeRequest, context: Context
@@ -58,7 +65,14 @@ class _WorkerServicer:
         self, request: common_pb2.WatchBlocksRequest, context: Context
     ) -> None:
         """Snapshot and deltas of the worker's blocks until the caller goes."""
-        await guarded(context, self._watch(context))
+        task = asyncio.create_task(self._watch(context), name="watch-blocks")
+        self._watches.add(task)
+        try:
+            await guarded(context, _watched(task))
+        finally:
+            self._watches.discard(task)
+            task.cancel()
+            await asyncio.wait([task], timeout=5.0)
 
     async def _watch(self, context: Context) -> None:
         async with aclosing(_closable(self._worker.watch_blocks())) as updates:
@@ -68,7 +82,7 @@ class _WorkerServicer:
 
 
 # gRPC takes a coroutine that writes for a streaming method; the generated types know only generators
-class PrefillServicer(_WorkerServicer, prefill_pb2_grpc.PrefillServicer):  # type: ignore[misc]
+class PrefillServicer(WorkerServicer, prefill_pb2_grpc.PrefillServicer):  # type: ignore[misc]
     """The Prefill service over a handler."""
 
     def __init__(self, handler: PrefillHandler) -> None:
@@ -94,7 +108,7 @@ class PrefillServicer(_WorkerServicer, prefill_pb2_grpc.PrefillServicer):  # typ
         return prefill_pb2.ReleaseLeaseReply(held=await guarded(context, work))
 
 
-class DecodeServicer(_WorkerServicer, decode_pb2_grpc.DecodeServicer):  # type: ignore[misc]
+class DecodeServicer(WorkerServicer, decode_pb2_grpc.DecodeServicer):  # type: ignore[misc]
     """The Decode service: sessions do the work."""
 
     def __init__(self, handler: WorkerHandler, sessions: DecodeSessions) -> None:
@@ -120,6 +134,14 @@ def snapshot_parts(update: BlockUpdate) -> list[tuple[BlockUpdate, bool]]:
         )
         for at in starts
     ]
+
+
+async def _watched(task: asyncio.Task[None]) -> None:
+    # awaited from outside: gRPC sends no status for a handler whose own task was cancelled here
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise Draining("the worker is stopping")
+    task.result()
 
 
 async def _closable(updates: AsyncIterator[BlockUpdate]) -> AsyncGenerator[BlockUpdate, None]:

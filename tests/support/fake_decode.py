@@ -10,8 +10,8 @@ import grpc
 from epdserve.services.errors import Unavailable
 from epdserve.services.rpc.decode_desk import SessionLimits
 from epdserve.services.rpc.decode_server import DecodeSessions
-from epdserve.services.rpc.pb import decode_pb2, decode_pb2_grpc
-from epdserve.services.rpc.server import RpcServer, _new_server, _start
+from epdserve.services.rpc.pb import decode_pb2
+from epdserve.services.rpc.server import RpcServer, serve_servicer
 from epdserve.services.rpc.servicers import DecodeServicer
 from epdserve.services.types import (
     BlockUpdate,
@@ -176,9 +176,6 @@ async def serve_flaky(
     engine: FakeDecode, breaks: Callable[[str, int], bool], *, address: str = "127.0.0.1:0"
 ) -> tuple[RpcServer, FlakyServicer]:
     """Serve a fake worker whose streams break where told."""
-    server = _new_server(TOKEN)
     servicer = FlakyServicer(engine, breaks)
-    decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
-    bound = await _start(server, address)
-    engine.sessions.start()
-    return RpcServer(server, bound, engine.sessions), servicer
+    server = await serve_servicer(servicer, engine.sessions, token=TOKEN, address=address)
+    return server, servicer

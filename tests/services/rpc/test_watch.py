@@ -106,3 +106,15 @@ async def test_watch_of_a_decode_worker_and_of_nobody() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     await nobody.aclose()
+
+
+async def test_watches_do_not_hold_up_the_end_of_a_worker() -> None:
+    worker = Watched()
+    server = await serve_prefill(worker, token=TOKEN)
+    updates = watch_blocks(server.address, role=WorkerRole.PREFILL, token=TOKEN)
+    worker.updates.put_nowait(BlockUpdate("1", True, 0, 0, (), ()))
+    await read(updates)
+    async with asyncio.timeout(5):
+        await server.stop(grace_s=30)
+    assert worker.watching == 0
+    await updates.aclose()
