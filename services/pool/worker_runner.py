@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from epdserve.services.errors import Unavailable
+from epdserve.services.errors import ServiceError, Unavailable
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.registry import Registry, local_incarnation
 from epdserve.services.pool.worker_service import WorkerService, WorkerSettings, build_service
@@ -29,6 +29,7 @@ class Ending(StrEnum):
 
     STOPPED = "stopped"
     FENCED = "fenced"
+    CRASHED = "crashed"
 
 
 class WorkerRunner:
@@ -103,15 +104,20 @@ class WorkerRunner:
         return service
 
     async def run(self) -> Ending:
-        """Heartbeats until asked to stop or fenced off, then drain and leave; the registry keeps no trace."""
+        """Heartbeats until asked to stop, fenced off or broken; then drain and leave the registry."""
         ending = Ending.STOPPED
         while not self._asked.is_set():
-            if not await self._heartbeat():
-                ending = Ending.FENCED
-                self._drain_s = 0.0  # a later life has our name: nobody comes here any more
+            try:
+                accepted = await self._heartbeat()
+            except ServiceError as error:
+                log.error("worker broke", extra={"worker": self.worker, "reason": str(error)})
+                ending = Ending.CRASHED
+                break
+            if not accepted:
+                ending = Ending.FENCED  # nobody comes here any more
                 break
             await self._pause()
-        await self._end()
+        await self._end(ending)
         log.info("worker ended", extra={"worker": self.worker, "ending": ending.value})
         return ending
 
@@ -126,20 +132,27 @@ class WorkerRunner:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._asked.set)
 
-    async def _end(self) -> None:
+    async def _end(self, ending: Ending) -> None:
         assert self._service is not None
         self._draining = True
-        stopping = asyncio.create_task(self._service.stop(self._drain_s), name="worker-stop")
-        give_up_at = asyncio.get_running_loop().time() + self._drain_s + STOP_PATIENCE_S
+        drain_s = self._drain_s if ending is Ending.STOPPED else 0.0
+        stopping = asyncio.create_task(self._service.stop(drain_s), name="worker-stop")
+        give_up_at = asyncio.get_running_loop().time() + drain_s + STOP_PATIENCE_S
         while not stopping.done() and asyncio.get_running_loop().time() < give_up_at:
-            await self._heartbeat()  # routers see DRAINING and go elsewhere
+            if ending is Ending.STOPPED:
+                await self._last_heartbeat()  # routers see DRAINING and go elsewhere
             await asyncio.wait([stopping], timeout=self._pool.heartbeat_s)
         stopping.cancel()
         with contextlib.suppress(Unavailable):
             await self._registry.withdraw(self.worker, self.incarnation)
         await self._registry.close()
-        if stopping.done() and not stopping.cancelled():
-            stopping.result()
+        if stopping.done() and not stopping.cancelled() and (error := stopping.exception()) is not None:
+            log.error("worker did not stop cleanly", exc_info=error, extra={"worker": self.worker})
+
+    async def _last_heartbeat(self) -> None:
+        # a service that is closing may have no facts left to tell
+        with contextlib.suppress(ServiceError):
+            await self._heartbeat()
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -147,9 +160,14 @@ class WorkerRunner:
                 await self._asked.wait()
 
     async def _heartbeat(self) -> bool:
-        """Tell the registry; False if it says that a later life has our name."""
+        """Tell the registry; False if it says that a later life has our name.
+
+        Raises:
+            ServiceError: The service says that it is broken.
+        """
+        info = self.info()
         try:
-            accepted = await self._registry.publish(self.info())
+            accepted = await self._registry.publish(info)
         except Unavailable as error:
             if not self._registry_away:
                 log.warning("registry away", extra={"worker": self.worker, "reason": str(error)})

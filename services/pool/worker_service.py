@@ -53,7 +53,11 @@ class WorkerService(Protocol):
         ...
 
     def info(self) -> WorkerInfo:
-        """The facts of this moment, for a heartbeat; quick, from the event loop, valid between start and stop."""
+        """The facts of this moment, for a heartbeat; quick, on the event loop, between start and stop.
+
+        Raises:
+            ServiceError: The service is broken beyond repair: this life is to end and another one to begin.
+        """
         ...
 
 

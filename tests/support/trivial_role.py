@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from epdserve.services.errors import Unavailable
+from epdserve.services.errors import Internal, Unavailable
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.rpc.server import RpcServer, serve_decode
 from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState
@@ -21,6 +21,7 @@ class TrivialService:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._server: RpcServer | None = None
+        self._told = 0
 
     async def start(self) -> None:
         if message := self._settings.role.get("fail"):
@@ -41,6 +42,9 @@ class TrivialService:
         await asyncio.sleep(self._settings.role.get("stop_s", 0.0))
 
     def info(self) -> WorkerInfo:
+        self._told += 1
+        if self._told > self._settings.role.get("breaks_after", 1_000_000):
+            raise Internal("broken")
         # tests/kernels is on the path and has no __init__: that one is not meant
         found = importlib.util.find_spec("kernels")
         shadowed = found is not None and found.origin is not None

@@ -126,3 +126,13 @@ async def test_service_that_does_not_stop_is_left_after_its_time(
 async def test_role_that_does_not_exist_is_told(pool: PoolConfig) -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_role"):
         await WorkerRunner("w", module="no_such_role", pool=pool, role={}).start()
+
+
+async def test_broken_service_ends_its_life_and_leaves_the_registry(
+    pool: PoolConfig, registry: Registry
+) -> None:
+    worker = runner(pool, breaks_after=4)
+    await worker.start()
+    async with asyncio.timeout(5):
+        assert await worker.run() is Ending.CRASHED
+    assert await listed(registry) == ()
