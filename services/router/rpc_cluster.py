@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, NewType, Self, cast
 
-from epdserve.kvstore.block_index import BlockIndex
+from epdserve.kvstore.block_index import BlockIndex, BlockIndexCounts
 from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.errors import Cancelled, ServiceError, WorkerLost
 from epdserve.services.pool.view import ClusterView
@@ -59,6 +59,7 @@ class RpcCluster:
         self._decodes: dict[Life, DecodeSession] = {}
         self._watches: dict[Life, asyncio.Task[None]] = {}
         self._index = BlockIndex()
+        self._past_reconnects = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._reconciler: asyncio.Task[None] | None = None
 
@@ -102,6 +103,18 @@ class RpcCluster:
             return False
         client = self._prefill_client(info)
         return await client.release_lease(handle.lease, incarnation=handle.incarnation, deadline_s=timeout_s)
+
+    def index_counts(self) -> BlockIndexCounts:
+        """Size and news of the block index."""
+        return self._index.counts()
+
+    def reconnects(self) -> int:
+        """How often streams to decode workers broke and were opened again."""
+        return self._past_reconnects + sum(session.reconnects for session in self._decodes.values())
+
+    def view_age_s(self) -> float:
+        """Since the registry last answered."""
+        return self._view.age_s
 
     def session_of(self, worker: str) -> DecodeSession:
         """The session with the present life of a decode worker.
@@ -167,6 +180,7 @@ class RpcCluster:
             self._close_later(client.close())
         if (session := self._decodes.pop(life, None)) is not None:
             _log.info("decode worker left", extra={"worker": life[0], "requests": session.live})
+            self._past_reconnects += session.reconnects
             self._close_later(session.close())
 
     def _close_later(self, closing: Coroutine[None, None, None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from epdserve.services.observability.metrics import new_registry
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.app import create_app
+from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
 from epdserve.services.router.metrics import RouterMetrics
@@ -119,7 +121,12 @@ async def serve(config: RouterConfig) -> None:
     """
     with bind(config.host, config.port) as sock:
         async with connected(config) as cluster:
-            app = create_app(config, cluster, metrics=RouterMetrics(new_registry()))
+            registry = new_registry()
+            registry.register(ClusterCollector(cluster))
+            app = create_app(config, cluster, metrics=RouterMetrics(registry))
+            # What is loaded by now stays for ever: collections need not walk it, and pause streams less
+            gc.collect()
+            gc.freeze()
             await uvicorn_server(app, config).serve(sockets=[sock])
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import epdserve.services.router
 import pytest
 from epdserve.kvstore.hashing import prefix_hash_chain
 from epdserve.services.errors import ServiceError, WorkerLost
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
+from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
 from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Placer
@@ -27,6 +32,7 @@ from epdserve.services.types import (
     WorkerRole,
     token_ids,
 )
+from prometheus_client import CollectorRegistry, generate_latest
 from support.fake_decode import TOKEN, FakeDecode, worker_info
 from support.fake_prefill import FakePrefill
 from support.valkey import url_of, valkey_server
@@ -250,3 +256,16 @@ async def test_closing_ends_everything(world: World) -> None:
         with pytest.raises(ServiceError):
             await running
         await until(lambda: not decode.running)
+
+
+async def test_every_metric_has_a_row_in_the_readme(world: World) -> None:
+    await world.tell(worker_info("p0", role=WorkerRole.PREFILL))
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(world.cluster))
+    RouterMetrics(registry)
+    text = generate_latest(registry).decode()
+    assert 'epdserve_router_workers{role="prefill",state="ready"} 1.0' in text
+    readme = (Path(epdserve.services.router.__path__[0]) / "README.md").read_text()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, flags=re.MULTILINE):
+        if not name.endswith("_created"):
+            assert re.search(rf"`{name}[`{{]", readme), f"{name} ({kind})"
