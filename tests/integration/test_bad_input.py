@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,9 +23,14 @@ def assert_refused(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _healthy_afterwards(stack: Stack) -> Any:
+def _healthy_afterwards(stack: Stack) -> Iterator[None]:
     yield
     assert stack.http.get("/health").status_code == httpx.codes.OK
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _answers_afterwards(stack: Stack) -> Iterator[None]:
+    yield
     assert stack.chat("Still there?").status_code == httpx.codes.OK
 
 
@@ -95,9 +101,9 @@ def test_a_lone_surrogate_in_a_message_does_not_break_anything(stack: Stack) -> 
     assert answer.status_code in (200, 400, 422), answer.text
 
 
-def test_an_unknown_model_is_named(stack: Stack) -> None:
+def test_an_unknown_model_is_refused_with_the_known_ones(stack: Stack) -> None:
     error = assert_refused(stack.chat("hello", model="no-such-model"), 404)
-    assert "no-such-model" in error["message"]
+    assert stack.model in error["message"]
 
 
 def test_a_prompt_longer_than_the_context_is_refused(stack: Stack) -> None:
@@ -110,7 +116,7 @@ def test_a_body_of_ten_megabytes_is_refused(stack: Stack) -> None:
 
 
 def test_two_thousand_messages_are_answered_or_refused(stack: Stack) -> None:
-    messages = [{"role": ("user", "assistant")[i % 2], "content": f"turn {i}"} for i in range(2001)]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "a"} for i in range(2001)]
     answer = stack.chat("", messages=messages, max_tokens=2)
     assert answer.status_code == httpx.codes.OK or assert_refused(answer, 400)
 
