@@ -18,11 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import ray
 from epdserve.services.errors import Unavailable
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.termination import SETUP_HOOK
 from epdserve.services.pool.worker_actor import Launch, Started, WorkerActor
+
+# Read when ray is imported. Ray exchanges a loopback address for one that other machines can reach, and listens on
+# all of them; this is its switch for machines that are no part of a cluster.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+import ray
 from ray.exceptions import RayError
 
 log = logging.getLogger(__name__)
@@ -41,7 +46,10 @@ _CALL_S: Final = 10.0
 def start_ray(
     *, num_cpus: int = 1, namespace: str = "epdserve", node_ip: str = "127.0.0.1", log_to_driver: bool = True
 ) -> None:
-    """Start a Ray of this process alone, on loopback unless told otherwise; takes seconds, blocks."""
+    """Start a Ray of this process alone, on loopback unless told otherwise; takes seconds, blocks.
+
+    For another ``node_ip``, ``RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1`` must stand in the environment.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=num_cpus,

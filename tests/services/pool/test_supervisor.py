@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import warnings
@@ -102,6 +103,14 @@ async def test_workers_start_die_return_and_leave(supervisor: Supervisor, regist
     await until(lambda: not any(alive(pid) for pid in pids), timeout_s=10)
 
 
+@pytest.mark.usefixtures("_ray")
+def test_ray_listens_on_loopback_only() -> None:
+    pids = [os.getpid(), *subprocess_pids(os.getpid())]
+    listening = {address for pid in pids for address in listening_addresses(pid)}
+    assert listening
+    assert {address for address in listening if not address.startswith(LOOPBACK)} == set()
+
+
 async def test_worker_that_cannot_start_is_one_clear_line_and_leaves_nothing(
     supervisor: Supervisor, registry: Registry
 ) -> None:
@@ -121,9 +130,35 @@ async def drain(stream: DecodeStream) -> None:
         pass
 
 
+# as /proc/net/tcp writes them: 127.0.0.1 and its IPv6 form
+LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:")
+
+
+def subprocess_pids(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *subprocess_pids(int(child))]
+    return found
+
+
+def listening_addresses(pid: int) -> set[str]:
+    sockets = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(link))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.add(fields[1])
+    return found
+
+
 def alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
