@@ -116,7 +116,8 @@ class Exchange:
                 watcher.cancel()
                 # Also the place where a cancellation lands that came after the last await inside
                 await asyncio.wait([watcher])
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ServiceError):
+            # A call that fails as it is cancelled tells its failure, not the cancelling
             if gone and owner.uncancel() == 0:
                 raise Cancelled("the client has gone") from None
             raise

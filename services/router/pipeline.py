@@ -87,6 +87,7 @@ class Pipeline:
                         yield chunk
                 return
             except Unavailable as error:
+                _heed_cancellation()
                 self._note_loss(error, route, bool(emitted), lost, trail)
             if len(emitted) >= request.sampling.max_tokens:
                 # The last token came and its finish reason died with the worker
@@ -225,6 +226,13 @@ class Pipeline:
 
 def _continued(tokens: TokenIds, emitted: list[int]) -> TokenIds:
     return token_ids(np.concatenate([tokens, np.array(emitted, dtype="<i4")])) if emitted else tokens
+
+
+def _heed_cancellation() -> None:
+    """A call that fails as it is cancelled tells its failure; whoever cancelled must not get a retry for it."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _remaining_s(deadline_at: float) -> float:

@@ -15,7 +15,7 @@ from typing import Final, NewType, Self, cast
 
 from epdserve.kvstore.block_index import BlockIndex, BlockIndexCounts
 from epdserve.kvstore.types import BlockEvents, BlockHash
-from epdserve.services.errors import Cancelled, ServiceError, WorkerLost
+from epdserve.services.errors import Cancelled, WorkerLost
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster import TokenStream
 from epdserve.services.rpc.client import PrefillClient
@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 _RECONCILE_S: Final = 0.25
 _FIRST_VIEW_S: Final = 3.0
 _CLOSE_S: Final = 5.0
+_CANCEL_TRIES: Final = 20
 
 Life = NewType("Life", tuple[str, str, str])
 
@@ -173,7 +174,6 @@ class RpcCluster:
     def _retire(self, life: Life) -> None:
         """Forget a life and close what belongs to it in the background."""
         if (watch := self._watches.pop(life, None)) is not None:
-            watch.cancel()
             self._index.forget(life[0])
             self._close_later(_ended(watch))
         if (client := self._prefills.pop(life, None)) is not None:
@@ -237,6 +237,10 @@ def _life(info: WorkerInfo) -> Life:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task], timeout=_CLOSE_S)
-    if not task.done():
-        raise ServiceError(f"{task.get_name()} does not end")
+    """Cancel a task until it ends: a call that fails as it is cancelled tells its failure and not the cancelling."""
+    for _ in range(_CANCEL_TRIES):
+        task.cancel()
+        await asyncio.wait([task], timeout=_CLOSE_S / _CANCEL_TRIES)
+        if task.done():
+            return
+    _log.error("a task does not end", extra={"task": task.get_name()})

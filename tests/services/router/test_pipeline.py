@@ -283,6 +283,28 @@ async def test_closing_during_prefill_cancels_it() -> None:
     assert (cluster.cancelled_prefills, cluster.running_prefills, ledger.tokens("p0")) == (1, 0, 0)
 
 
+async def test_a_call_that_fails_as_it_is_cancelled_is_not_retried() -> None:
+    cluster = FakeCluster(Script(OUTPUT), pool(prefills=2))
+    pipeline, _ = pipeline_of(cluster)
+    calls = 0
+
+    async def prefill(worker: str, job: Any, *, timeout_s: float) -> Any:
+        nonlocal calls
+        calls += 1
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise WorkerLost("gone", worker=worker) from None
+
+    cluster.prefill = prefill  # type: ignore[method-assign]
+    task = asyncio.create_task(run(pipeline, request()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    assert task.cancelled()
+    assert calls == 1
+
+
 async def test_closing_before_the_first_token_ends_the_lease() -> None:
     cluster = FakeCluster(Script(OUTPUT, first_gap_s=60.0), pool())
     pipeline, _ = pipeline_of(cluster)
