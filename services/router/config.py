@@ -31,40 +31,40 @@ class RouterConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535)
     model_dir: Path
     model_name: str = "deepseek-flash"
     model_aliases: tuple[str, ...] = ()
     router_id: str = "router-0"
 
     registry_url: str = "redis://127.0.0.1:6379/0"
-    registry_namespace: str = Field("epdserve", pattern=r"^[a-z][a-z0-9-]{0,40}$")
-    registry_lease_s: float = Field(5.0, gt=0)
-    registry_refresh_s: float = Field(0.25, gt=0)
+    registry_namespace: str = Field(default="epdserve", pattern=r"^[a-z][a-z0-9-]{0,40}$")
+    registry_lease_s: float = Field(default=5.0, gt=0)
+    registry_refresh_s: float = Field(default=0.25, gt=0)
     cluster_token_file: Path | None = None
 
     default_thinking: bool = True
-    max_context_tokens: int = Field(1_048_576, ge=2)
-    max_completion_tokens: int = Field(0, ge=0)
+    max_context_tokens: int = Field(default=1_048_576, ge=2)
+    max_completion_tokens: int = Field(default=0, ge=0)
     official_sampling: bool = False
 
-    max_body_bytes: int = Field(8 * 2**20, ge=1024)
-    max_bodies_bytes: int = Field(256 * 2**20, ge=1024)
-    max_header_bytes: int = Field(32 * 1024, ge=1024)
-    header_timeout_s: float = Field(10.0, gt=0)
-    body_timeout_s: float = Field(30.0, gt=0)
-    max_connections: int = Field(4096, ge=1)
-    max_in_flight_requests: int = Field(512, ge=1)
-    max_in_flight_tokens: int = Field(4_000_000, ge=1)
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+    max_bodies_bytes: int = Field(default=256 * 2**20, ge=1024)
+    max_header_bytes: int = Field(default=32 * 1024, ge=1024)
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    max_connections: int = Field(default=4096, ge=1)
+    max_in_flight_requests: int = Field(default=512, ge=1)
+    max_in_flight_tokens: int = Field(default=4_000_000, ge=1)
 
-    request_deadline_s: float = Field(600.0, gt=0)
-    decode_stall_s: float = Field(60.0, gt=0)
-    replacement_wait_s: float = Field(20.0, ge=0)
-    release_timeout_s: float = Field(2.0, gt=0)
-    max_resumes: int = Field(3, ge=0)
-    keep_alive_s: float = Field(12.0, gt=0)
-    send_stall_s: float = Field(30.0, gt=0)
-    drain_timeout_s: float = Field(30.0, gt=0)
+    request_deadline_s: float = Field(default=600.0, gt=0)
+    decode_stall_s: float = Field(default=60.0, gt=0)
+    replacement_wait_s: float = Field(default=20.0, ge=0)
+    release_timeout_s: float = Field(default=2.0, gt=0)
+    max_resumes: int = Field(default=3, ge=0)
+    keep_alive_s: float = Field(default=12.0, gt=0)
+    send_stall_s: float = Field(default=30.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, gt=0)
 
     keys_file: Path | None = None
     isolation: Literal["none", "key", "user"] = "none"
