@@ -2,8 +2,8 @@
 
 CPU sgemm gives a row the same bits whatever stands beside it under two conditions (measured: kernels/README.md). Every
 thread's share of rows must fill the smallest kernel, four rows: fewer take another path and round differently. And
-with few columns every row must start on a 16-byte boundary, since sums begin at the boundary. So rows are padded with
-zeros to a multiple of four, at least eight, and K to a multiple of four.
+with few columns every row must start on a 16-byte boundary, since sums begin at the boundary. So rows and K are padded
+with zeros to a multiple of four.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 _QUAD: Final = 4
-_MIN_ROWS: Final = 8
 _MIN_PRODUCTS: Final = 400  # a batched product below this many multiplications per matrix is a plain loop
 
 
@@ -32,7 +31,7 @@ def linear_ref(x: Tensor, weight_NK: Tensor) -> Tensor:
         return (x * weight_NK[0]).sum(-1, keepdim=True)
     rows_TK = x.reshape(-1, inputs)
     rows = rows_TK.shape[0]
-    more_rows, more_inputs = _missing_rows(rows, _MIN_ROWS), -inputs % _QUAD
+    more_rows, more_inputs = _missing_rows(rows, _QUAD), -inputs % _QUAD
     if more_inputs:
         weight_NK = torch.constant_pad_nd(weight_NK, (0, more_inputs))
     if more_rows or more_inputs:
@@ -44,7 +43,7 @@ def grouped_linear_ref(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:
     """One weight per group: (T, G, N) float32, out[t, g] = weight[g] @ x[t, g]; rows independent as in ``linear``."""
     _, outputs, inputs = weight_GNK.shape
     rows = x_TGK.shape[0]
-    more_rows = _missing_rows(rows, max(_MIN_ROWS, -(-_MIN_PRODUCTS // (outputs * inputs))))
+    more_rows = _missing_rows(rows, max(_QUAD, -(-_MIN_PRODUCTS // (outputs * inputs))))
     more_inputs = -inputs % _QUAD
     if more_inputs:
         weight_GNK = torch.constant_pad_nd(weight_GNK, (0, more_inputs))

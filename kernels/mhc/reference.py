@@ -21,9 +21,8 @@ def sinkhorn_ref(mix_Tnn: Tensor, iters: int, eps: float) -> Tensor:
     tokens, copies, _ = mix_Tnn.shape
     cells = copies * copies
     rows, columns = _line_sums(copies, eps, mix_Tnn.device)
-    state = mix_Tnn.new_ones(
-        max(-(-tokens // 4), 2) * 4, rows.shape[0], dtype=torch.float32
-    )  # as linear pads
+    padded = max(-(-tokens // 4), 1) * 4  # as linear pads
+    state = mix_Tnn.new_ones(padded, rows.shape[0], dtype=torch.float32)
     state[:tokens, :cells] = mix_Tnn.float().softmax(-1).add_(eps).view(tokens, cells)
     divisors = torch.mm(state, columns)
     state.div_(divisors)
