@@ -374,52 +374,48 @@ class BlockMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.blocks = BlockManager(8, self.clock)
-        self.model = BlockModel(8)
+        self.blocks = BlockManager(6, self.clock)
+        self.model = BlockModel(6)
         self.reader: set[BlockHash] = set()
         self.next_seq = 0
-        self.spent: set[PageId] = set()
 
     @rule(target=filling, count=st.integers(0, 5))
     def reserve(self, count: int) -> object:
-        available = self.model.free + len(self.model.evictable())
-        if count > available:
-            with pytest.raises(OutOfPages) as caught:
-                self.blocks.reserve(count)
-            assert caught.value.available == available
-            return multiple()
-        while self.model.free < count:
-            self.model.evict()
-        pages = self.blocks.reserve(count)
-        self.model.filling.update(pages)
-        return multiple(*pages)
+        return multiple(*self._reserve(count))
 
     @rule(target=referenced, page=filling, path=paths, exact=st.booleans(), checksum=st.integers(0, 9))
     def seal(self, page: PageId, path: str, exact: bool, checksum: int) -> object:
         if page not in self.model.filling:
             return multiple()
-        block = ModelBlock(page, parent_of(path), exact, checksum)
-        expected = self.model.seal(page, name(path), block)
-        sealed = self.blocks.seal(page, name(path), parent=parent_of(path), exact=exact, checksum=checksum)
-        assert sealed == expected
-        info = self.blocks.describe(sealed)
-        assert info.checksum == self.model.blocks[name(path)].checksum
-        assert info.exact == self.model.blocks[name(path)].exact
-        return sealed
+        return self._seal(page, path, exact, checksum)
 
     @rule(target=referenced, path=paths, exact=st.booleans())
     def match(self, path: str, exact: bool) -> object:
-        expected = []
-        for block_hash in chain(path):
-            block = self.model.blocks.get(block_hash)
-            if block is None or (exact and not block.exact):
-                break
-            block.references += 1
-            expected.append(block.page)
-        held = [block_hash in self.model.blocks for block_hash in chain(path)]
-        assert self.blocks.peek(chain(path)) == [*held, False].index(False)
-        assert self.blocks.match(chain(path), exact=exact) == expected
-        return multiple(*expected)
+        return multiple(*self._match(path, exact))
+
+    @rule(
+        target=referenced,
+        path=paths,
+        exact=st.booleans(),
+        order=st.permutations(range(4)),
+        keep=st.booleans(),
+    )
+    def request(self, path: str, exact: bool, order: list[int], keep: bool) -> object:
+        """A whole request: hit, fill the rest, release in any order or not yet. Brings eviction to work."""
+        pages = self._match(path, exact)
+        for end in range(len(pages) + 1, len(path) + 1):
+            pages += [self._seal(page, path[:end], exact, 0) for page in self._reserve(1)]
+        if keep:
+            return multiple(*pages)
+        for position in order:
+            if position < len(pages):
+                self.release(pages[position])
+        return multiple()
+
+    @rule(page=referenced)
+    def forsake(self, page: PageId) -> None:
+        while self._references(page):
+            self.release(page)
 
     @rule(page=referenced)
     def release(self, page: PageId) -> None:
@@ -478,6 +474,41 @@ class BlockMachine(RuleBasedStateMachine):
         assert counts.cached == sum(block.references == 0 for block in model.blocks.values())
         assert self.blocks.available() == model.free + len(model.evictable())
         assert set(self.blocks.snapshot()[1]) == set(model.blocks)
+
+    def _reserve(self, count: int) -> list[PageId]:
+        available = self.model.free + len(self.model.evictable())
+        if count > available:
+            with pytest.raises(OutOfPages) as caught:
+                self.blocks.reserve(count)
+            assert caught.value.available == available
+            return []
+        while self.model.free < count:
+            self.model.evict()
+        pages = self.blocks.reserve(count)
+        self.model.filling.update(pages)
+        return pages
+
+    def _seal(self, page: PageId, path: str, exact: bool, checksum: int) -> PageId:
+        expected = self.model.seal(page, name(path), ModelBlock(page, parent_of(path), exact, checksum))
+        sealed = self.blocks.seal(page, name(path), parent=parent_of(path), exact=exact, checksum=checksum)
+        assert sealed == expected
+        info = self.blocks.describe(sealed)
+        assert info.checksum == self.model.blocks[name(path)].checksum
+        assert info.exact == self.model.blocks[name(path)].exact
+        return sealed
+
+    def _match(self, path: str, exact: bool) -> list[PageId]:
+        expected = []
+        for block_hash in chain(path):
+            block = self.model.blocks.get(block_hash)
+            if block is None or (exact and not block.exact):
+                break
+            block.references += 1
+            expected.append(block.page)
+        held = [block_hash in self.model.blocks for block_hash in chain(path)]
+        assert self.blocks.peek(chain(path)) == [*held, False].index(False)
+        assert self.blocks.match(chain(path), exact=exact) == expected
+        return expected
 
     def _references(self, page: PageId) -> int:
         if page in self.model.orphans:
