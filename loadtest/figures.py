@@ -93,15 +93,28 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * rank / 100) - 1)]
 
 
-def decode_rate(outcomes: Sequence[Outcome]) -> float:
-    """Tokens a second of streams that ran together, from the first text of any to the last text of any.
+def decode_rate(streams: Sequence[tuple[Sequence[float], int]]) -> float:
+    """Tokens a second while all streams decode together: from the last one's first text to the first one's last.
 
-    The first token of each stream is prefill's work and is not counted. One clock over all streams, so that
-    time in which only some of them ran counts as what it is.
+    Before and after that, fewer streams share the steps, and prompts are still being read.
+
+    Args:
+        streams: For each one the times at which text came, at least two, and its number of tokens. Where a piece of
+            text holds several tokens, they count evenly over the pieces.
+
+    Raises:
+        ValueError: The streams did not run together.
     """
-    started_at = min(outcome.text_at[0] for outcome in outcomes)
-    ended_at = max(outcome.text_at[-1] for outcome in outcomes)
-    return sum(outcome.completion_tokens - 1 for outcome in outcomes) / (ended_at - started_at)
+    began, ended = max(times[0] for times, _ in streams), min(times[-1] for times, _ in streams)
+    if ended <= began:
+        raise ValueError(
+            f"streams did not overlap: the last one began {began - ended:.3f} s after the first had ended"
+        )
+    tokens = 0.0
+    for times, count in streams:
+        pieces = sum(began < at <= ended for at in times)
+        tokens += pieces * (count - 1) / (len(times) - 1)
+    return tokens / (ended - began)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -134,7 +134,12 @@ def run(plan: Plan, model_dir: Path, scratch: Path) -> Result:
     """
     if not model_dir.is_dir():
         command("demo-model", str(model_dir), threads=plan.threads)
-    with running_server(scratch / "up", "--model", str(model_dir), threads=plan.threads) as server:
+    config = scratch / "threads.toml"
+    config.write_text(
+        "".join(f"[{role}.engine]\nthreads = {plan.threads}\n" for role in ("prefill", "decode"))
+    )
+    arguments = ("--model", str(model_dir), "--config", str(config))
+    with running_server(scratch / "up", *arguments, threads=plan.threads) as server:
         seen = asyncio.run(measure_server(plan, server))
     one_process, texts = measure_one_process(plan, model_dir, scratch)
     return Result(

@@ -88,7 +88,7 @@ async def _decode(plan: Plan, client: httpx.AsyncClient, model: str) -> tuple[fl
     outcomes = await send_all(client, bodies(plan, model), at_once(plan.batch))
     for outcome in outcomes:
         _check(outcome)
-    return decode_rate(outcomes), outcomes
+    return decode_rate([(outcome.text_at, outcome.completion_tokens) for outcome in outcomes]), outcomes
 
 
 async def _handoff(
@@ -131,10 +131,12 @@ def measure_one_process(plan: Plan, model_dir: Path, scratch: Path) -> tuple[flo
         CommandFailedError: ``generate`` failed.
     """
     requests = scratch / "requests.json"
-    requests.write_text(json.dumps(bodies(plan, "")))
-    arguments = ("--model", str(model_dir), "--requests", str(requests), "--rounds", str(plan.rounds + 1))
-    answer = json.loads(command("generate", "--json", *arguments, threads=plan.threads))
-    rates: list[float] = sorted(
-        answer["decode_tokens_per_s"][1:]
-    )  # the first round pays for first touches here too
-    return rates[len(rates) // 2], [choice["text"] for choice in answer["answers"]]
+    requests.write_text(json.dumps(bodies(plan, "local")))
+    sizes = ("--rounds", str(plan.rounds + 1), "--threads", str(plan.threads))
+    arguments = ("--model", str(model_dir), "--requests", str(requests), *sizes)
+    told = json.loads(command("generate", "--json", *arguments, threads=plan.threads))["rounds"]
+    # The first round pays for first touches of memory and caches, here as on the server.
+    rates = sorted(
+        decode_rate([(a["token_at_s"], len(a["token_at_s"])) for a in answers]) for answers in told[1:]
+    )
+    return rates[len(rates) // 2], [answer["text"] for answer in told[-1]]

@@ -96,6 +96,45 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Folder to write; 
 
 
 @app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to ask, unless --requests does.")] = None,
+    model: Annotated[Path, typer.Option(help="Checkpoint in the official format.")] = DEMO_MODEL_DIR,
+    requests: Annotated[
+        Path | None, typer.Option(help="JSON list of chat requests, answered together.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats a draw.")] = None,
+    effort: Annotated[str | None, typer.Option(help="low, high, max or 1 to 100.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Let the model reason before it answers.")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="Of the arithmetic library.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Ask so often; later rounds hit the prefix cache.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with the time of each token.")
+    ] = False,
+) -> None:
+    """Answer in this process, without a server."""
+    from epdserve.services.cli import generate as command
+    from epdserve.services.cli.chat import parse_effort
+
+    if (prompt is None) == (requests is None):
+        raise CommandError("give either a prompt or --requests FILE")
+    if requests is not None:
+        bodies = command.read_bodies(requests)
+    else:
+        body: dict[str, object] = {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "reasoning_effort": parse_effort(effort) if effort else None,
+            "thinking": {"type": "enabled" if thinking else "disabled"},
+        }
+        bodies = [{name: value for name, value in body.items() if value is not None}]
+    command.run(model, bodies, threads=threads, rounds=rounds, as_json=as_json)
+
+
+@app.command()
 def logits(
     model_dir: Annotated[Path, typer.Argument(help="Checkpoint in the official format.")],
     ids: Annotated[Path, typer.Option(help="JSON list of token ids.")],

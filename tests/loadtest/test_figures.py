@@ -40,9 +40,18 @@ def test_a_stream_without_an_end_is_a_failure() -> None:
     assert not Outcome(0.0, text_at=[0.1], ended_at=0.2).ok
 
 
-def test_decode_rate_does_not_count_first_tokens() -> None:
-    streams = [outcome(0.0, [1.0, 3.0], 9), outcome(0.0, [2.0, 5.0], 9)]
-    assert decode_rate(streams) == pytest.approx(16 / 4.0)
+def test_decode_rate_counts_only_while_all_streams_run() -> None:
+    early, late = [0.0, 1.0, 2.0, 3.0], [1.5, 2.5, 3.5, 4.5]
+    assert decode_rate([(early, 4), (late, 4)]) == pytest.approx(3 / 1.5)
+
+
+def test_decode_rate_spreads_tokens_over_pieces_of_text() -> None:
+    assert decode_rate([([0.0, 1.0, 2.0], 9)]) == pytest.approx(8 / 2.0)
+
+
+def test_decode_rate_needs_streams_that_run_together() -> None:
+    with pytest.raises(ValueError, match="did not overlap"):
+        decode_rate([([0.0, 1.0], 2), ([2.0, 3.0], 2)])
 
 
 def test_figures_need_an_outcome() -> None:
