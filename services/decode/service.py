@@ -23,6 +23,7 @@ from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.rpc.decode_server import DecodeSessions
+from epdserve.services.rpc.metrics import DecodeSessionsCollector
 from epdserve.services.rpc.server import RpcServer, serve_decode
 from epdserve.services.types import (
     BlockUpdate,
@@ -83,6 +84,7 @@ class DecodeService:
         self._sessions = DecodeSessions(
             worker=settings.worker, incarnation=settings.incarnation, submit=self._submit, cancel=self._cancel
         )
+        DecodeSessionsCollector(self._sessions, host.registry)
         self._loop = StepLoop("decode-steps", self._step, clock=host.clock, on_crash=self._on_crash)
         self._open_worker(driver)
         self._loop.start()

@@ -51,16 +51,13 @@ class BlockFeed:
     async def watch(self) -> AsyncIterator[BlockUpdate]:
         """A snapshot, then deltas that follow one another, until the caller or the feed stops."""
         listener = _Listener()
-        self._listeners.add(listener)
         try:
-            yield self._snapshot()
+            yield self._begin(listener)
             while not listener.ended:
                 await listener.wake.wait()
                 listener.wake.clear()
                 if listener.lost:
-                    listener.lost = False
-                    listener.updates.clear()
-                    yield self._snapshot()
+                    yield self._begin(listener)
                 while listener.updates and not listener.lost:
                     yield listener.updates.popleft()
         finally:
@@ -85,9 +82,12 @@ class BlockFeed:
                 listener.updates.append(update)
             listener.wake.set()
 
-    def _snapshot(self) -> BlockUpdate:
-        # what is pending is told before the snapshot is taken, so that the next delta begins where it ends
+    def _begin(self, listener: "_Listener") -> BlockUpdate:
+        """A snapshot; the listener's next delta begins where it ends, as what is pending goes to the others first."""
         self.poll()
+        self._listeners.add(listener)
+        listener.updates.clear()
+        listener.lost = False
         next_seq, hashes = self._blocks.snapshot()
         return BlockUpdate(
             incarnation=self._incarnation,

@@ -1,15 +1,14 @@
 """A worker's transfer endpoint in the words of ``services`` and in those of ``kvstore``."""
 
-from epdserve.kvstore.types import HOST_MEMORY, Endpoint, RegionDescriptor
+from epdserve.kvstore.types import Endpoint, RegionDescriptor
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.types import TransferEndpoint, TransferRegion
 
 
 def to_wire(endpoint: Endpoint) -> TransferEndpoint:
-    """What a worker tells its peers. On the wire device numbers count from 0, which is host memory."""
+    """What a worker tells its peers."""
     regions = tuple(
-        TransferRegion(r.name, r.address, r.stride, r.count, r.device_id - HOST_MEMORY)
-        for r in endpoint.regions
+        TransferRegion(r.name, r.address, r.stride, r.count, r.device_id) for r in endpoint.regions
     )
     return TransferEndpoint(endpoint.agent, endpoint.metadata, regions)
 
@@ -22,8 +21,7 @@ def from_wire(endpoint: TransferEndpoint) -> Endpoint:
     """
     try:
         regions = tuple(
-            RegionDescriptor(r.name, r.address, r.stride, r.count, r.device_id + HOST_MEMORY)
-            for r in endpoint.regions
+            RegionDescriptor(r.name, r.address, r.stride, r.count, r.device_id) for r in endpoint.regions
         )
     except ValueError as error:
         raise InvalidRequest(f"endpoint of {endpoint.agent!r}: {error}") from error

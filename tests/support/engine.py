@@ -36,7 +36,6 @@ from epdserve.services.types import (
     TokenChunk,
     token_ids,
 )
-
 from support.golden import TINY, tiny
 from support.manual_clock import ManualClock
 
