@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,14 @@ class Stack:
         return self.http.get("/ready").status_code == httpx.codes.OK
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Stop all of it; returns the exit status."""
+        """Stop all of it; returns the exit status. No process of it may be left."""
         self.http.close()
+        state = self.state()
+        pids = [*state["processes"].values(), *(worker["pid"] for worker in state["workers"])]
         self._process.send_signal(number)
-        return self._process.wait(STOP_TIMEOUT_S)
+        status = self._process.wait(STOP_TIMEOUT_S)
+        self.wait_until(lambda: not still_running(pids))
+        return status
 
     def _held(self) -> dict[str, float]:
         held: dict[str, float] = {}
@@ -103,6 +107,18 @@ class Stack:
                 if value and _is_held(name):
                     held[f"{process}:{name}"] = value
         return held
+
+
+def still_running(pids: Iterable[int]) -> list[int]:
+    """Those of the processes that have not ended."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return [pid for pid in pids if runs(pid)]
 
 
 def _is_held(name: str) -> bool:

@@ -1,0 +1,110 @@
+"""The command line against real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.stack import Stack, still_running
+
+COMMAND = (sys.executable, "-P", "-m", "epdserve.services.cli")
+
+
+def run(*arguments: str, module: str = "epdserve.services.cli", status: int = 0) -> str:
+    """What a command prints on its standard output."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_chat_answers_with_a_receipt(stack: Stack) -> None:
+    out = run("chat", "Tell me a story.", "--url", stack.base_url, "--max-tokens", "16", "--temperature", "0")
+    assert "answer " in out
+    assert "tokens/s" in out
+    assert "workers.prefill prefill-0" in out
+
+
+def test_chat_shows_the_server_s_refusal(stack: Stack) -> None:
+    err = run("chat", "hello", "--url", stack.base_url, "--model", "no-such-model", status=1)
+    assert err.startswith("epdserve: the server answered 404")
+
+
+def test_one_process_writes_the_same_text(stack: Stack, tmp_path: Path) -> None:
+    # Shorter and longer than a block, the window, the top-k and the candidate pool of the demo model.
+    texts = [word * 7 for word in ("river ", "The quick brown fox. " * 5, "All work and no play. " * 20)]
+    bodies = [stack.body(text, max_tokens=24, ignore_eos=True) for text in texts]
+    (tmp_path / "requests.json").write_text(json.dumps(bodies))
+    out = run(
+        "generate", "--json", "--requests", str(tmp_path / "requests.json"), "--model", str(stack.model_dir)
+    )
+    alone = [answer["text"] for answer in json.loads(out)["rounds"][0]]
+    served = [stack.http.post("/v1/chat/completions", json=body).json() for body in bodies]
+    assert [answer["choices"][0]["message"]["content"] or "" for answer in served] == alone
+
+
+def test_the_load_client_reports_figures(stack: Stack) -> None:
+    arguments = ("--url", stack.base_url, "--requests", "4", "--rate", "0", "--max-tokens", "12", "--json")
+    figures: dict[str, Any] = json.loads(run(*arguments, module="epdserve.loadtest"))
+    assert (figures["requests"], figures["failed"], figures["completion_tokens"]) == (4, 0, 48)
+    assert figures["ttft_ms"]["p50"] > 0
+
+
+def test_a_port_that_the_server_holds_is_refused(stack: Stack, tmp_path: Path) -> None:
+    port = str(httpx.URL(stack.base_url).port)
+    err = run(
+        "up", "--port", port, "--model", str(stack.model_dir), "--state-dir", str(tmp_path / "s"), status=1
+    )
+    assert "--port" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_killed_worker_comes_back(stack: Stack, role: str) -> None:
+    name = stack.kill_worker(role)
+    # Requests wait for the replacement instead of failing.
+    answer = stack.chat("Are you there?", max_tokens=4)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    stack.wait_until(stack.ready)
+    stack.wait_until(lambda: all(worker["running"] for worker in stack.state()["workers"]))
+    assert next(w["lives"] for w in stack.state()["workers"] if w["worker"] == name) >= 2
+
+
+def test_ctrl_c_in_the_middle_of_the_start_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
+    arguments = ("up", "--port", "0", "--model", str(stack.model_dir), "--state-dir", str(tmp_path / "state"))
+    before = scratch_folders()
+    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    assert any("Ray" in line for line in lines)
+    time.sleep(1.0)
+    children = still_running(descendants(process.pid))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    process.stderr.close()
+    assert children
+    stack.wait_until(lambda: not still_running(children))
+    assert scratch_folders() == before
+
+
+def scratch_folders() -> set[str]:
+    folder = os.environ.get("TMPDIR", "/tmp")
+    return {name for name in os.listdir(folder) if name.startswith("epdserve-")}
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children and their children."""
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in task.read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
