@@ -34,6 +34,7 @@ async def start_registry(folder: Path, *, log: Path) -> Child:
     """
     socket = folder / SOCKET_NAME
     settings = folder / "registry.conf"
+    socket.unlink(missing_ok=True)  # of a server that died
     settings.write_text(_SETTINGS.format(socket=socket), encoding="utf-8")
     server = Child("registry", [str(_binary()), str(settings)], log=log, env={})
     await server.wait_until(socket.is_socket, timeout_s=START_TIMEOUT_S)

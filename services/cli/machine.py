@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from epdserve.services.cli.children import Child
+from epdserve.services.cli.children import Child, log_tail
 from epdserve.services.cli.embedded_registry import start_registry
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.settings import UpSettings
@@ -66,7 +66,8 @@ class Machine:
 
     def __init__(self, settings: UpSettings, folders: Folders, say: Callable[[str], None]) -> None:
         self._settings, self._folders, self._say = settings, folders, say
-        self._children: list[Child] = []
+        self._registry: Child | None = None
+        self._router: Child | None = None
         self._supervisor: Supervisor | None = None
         self._ray = False
         self._workers: list[WorkerStatus] = []
@@ -81,11 +82,10 @@ class Machine:
         Raises:
             CommandError: Something did not start; what did is still to be stopped.
         """
-        folders = self._folders
         self._say("registry: Valkey on a socket file")
-        self._children.append(await start_registry(folders.scratch, log=folders.logs / "registry.log"))
+        await self._start_registry()
         self._say(f"router: {self.url}")
-        router = self._start_router()
+        self._router = router = self._start_router()
         self._say("Ray")
         self._start_ray()
         await self._start_workers()
@@ -95,13 +95,20 @@ class Machine:
     async def watch(self) -> str:
         """Follow what happens; returns why everything must end.
 
-        A worker's death is told and is no reason: its supervisor starts the next life.
+        A worker's or the registry's death is told and is no reason: another life follows, and clients see nothing.
+
+        Raises:
+            CommandError: The registry did not start again.
         """
         assert self._supervisor is not None, "watch before start"
+        assert self._router is not None, "watch before start"
         while True:
-            for child in self._children:
-                if status := child.exit_status():
-                    return f"{child.name} ended with {status}; see {child.log}"
+            if status := self._router.exit_status():
+                return f"the router ended with {status}; {self._router.log} ends with:\n{log_tail(self._router.log)}"
+            if self._registry is not None and (status := self._registry.exit_status()):
+                self._say(f"the registry ended with {status} and is started again; see {self._registry.log}")
+                await self._start_registry()
+                self._write_state()
             now = self._supervisor.workers()
             if now != self._workers:
                 self._tell_changes(now)
@@ -112,31 +119,32 @@ class Machine:
     async def stop(self, *, drain_s: float) -> None:
         """End everything: the router first, so that no request meets a worker that goes away."""
         self._folders.state_file.unlink(missing_ok=True)
-        registry, others = self._children[:1], self._children[1:]
-        for child in others:
-            await child.stop(timeout_s=drain_s)
+        if self._router is not None:
+            await self._router.stop(timeout_s=drain_s)
         if self._supervisor is not None:
             await self._supervisor.stop_all(drain_s)
-        for child in registry:
-            await child.stop()
+        if self._registry is not None:
+            await self._registry.stop()
         self.kill()
 
     def kill(self) -> None:
         """End everything that still runs, without warning."""
-        for child in self._children:
-            child.kill()
+        for child in (self._router, self._registry):
+            if child is not None:
+                child.kill()
         if self._ray:
             self._ray = False
             stop_ray()
         self._keep_worker_logs()
 
+    async def _start_registry(self) -> None:
+        self._registry = await start_registry(self._folders.scratch, log=self._folders.logs / "registry.log")
+
     def _start_router(self) -> Child:
         settings_file = self._folders.state / "router.toml"
         settings_file.write_text(config_text(self._settings.router), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "epdserve.services.router", "--config", str(settings_file)]
-        router = Child("router", command, log=self._folders.logs / "router.log", env={"PYTHONSAFEPATH": "1"})
-        self._children.append(router)
-        return router
+        return Child("router", command, log=self._folders.logs / "router.log", env={"PYTHONSAFEPATH": "1"})
 
     def _start_ray(self) -> None:
         os.environ["RAY_TMPDIR"] = str(
@@ -189,7 +197,9 @@ class Machine:
             "model": self._settings.router.model_name,
             "model_dir": str(self._settings.router.model_dir),
             "logs": str(self._folders.logs),
-            "processes": {child.name: child.pid for child in self._children},
+            "processes": {
+                child.name: child.pid for child in (self._registry, self._router) if child is not None
+            },
             "workers": [asdict(status) for status in self._workers],
         }
         fresh = self._folders.state_file.with_suffix(".new")

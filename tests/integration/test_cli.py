@@ -78,6 +78,17 @@ def test_a_killed_worker_comes_back(stack: Stack, role: str) -> None:
     assert next(w["lives"] for w in stack.state()["workers"] if w["worker"] == name) >= 2
 
 
+def test_a_killed_registry_comes_back_and_clients_see_nothing(stack: Stack) -> None:
+    before = stack.state()["processes"]["registry"]
+    os.kill(before, signal.SIGKILL)
+    answer = stack.chat("Is anybody there?", max_tokens=4)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    stack.wait_until(lambda: stack.state()["processes"]["registry"] != before)
+    time.sleep(2.0)  # longer than heartbeats and refreshes need to notice
+    assert stack.ready()
+    assert stack.chat("And now?", max_tokens=4).status_code == httpx.codes.OK
+
+
 def test_ctrl_c_in_the_middle_of_the_start_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
     arguments = ("up", "--port", "0", "--model", str(stack.model_dir), "--state-dir", str(tmp_path / "state"))
     before = scratch_folders()
