@@ -5,24 +5,62 @@ in it is valid, so a slot needs no clearing between requests.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
+from epdserve.kernels.cache_ops import gather_rows, scatter_rows
 from epdserve.model.config import ModelConfig
 from epdserve.model.kv_layout import KVLayout, Plane
 
 _PAGE_ALIGNMENT = 4096  # direct I/O and registration want whole memory pages
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneView:
-    """Entries of one KV source as views into the pages: (pages, entries, bytes) uint8."""
+class PlanePages:
+    """Entries of one KV source, wherever its pages lie. Bytes only: see entry_codec for what they mean.
 
-    main_values: torch.Tensor
-    main_scales: torch.Tensor
-    index_values: torch.Tensor
-    index_scales: torch.Tensor
-    entries_per_page: int
+    A scale part has no bytes where the entry format has no scales.
+    """
+
+    def __init__(self, pages_PB: torch.Tensor, plane: Plane) -> None:
+        self._pages_PB, self._plane = pages_PB, plane
+        self.entries_per_page = plane.entries_per_block
+
+    def read_main(self, page: torch.Tensor, entry: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and scales of main KV, (..., bytes) uint8, for any integer shape."""
+        plane = self._plane
+        return (
+            self._read(page, entry, plane.main_values_offset, plane.main_values_bytes),
+            self._read(page, entry, plane.main_scales_offset, plane.main_scales_bytes),
+        )
+
+    def read_index(self, page: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and scales of all indexer keys of whole pages, (..., entries, bytes) uint8: one run a page."""
+        plane, first, entries = self._plane, torch.zeros_like(page), self.entries_per_page
+        values = self._read(page, first, plane.index_values_offset, plane.index_values_bytes * entries)
+        scales = self._read(page, first, plane.index_scales_offset, plane.index_scales_bytes * entries)
+        return values.unflatten(-1, (entries, -1)), scales.unflatten(-1, (entries, plane.index_scales_bytes))
+
+    def write(
+        self,
+        page_N: torch.Tensor,
+        entry_N: torch.Tensor,
+        main: tuple[torch.Tensor, torch.Tensor],
+        index: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Store (values, scales) of N entries' main KV and indexer keys."""
+        plane = self._plane
+        for offset, rows_NB in (
+            (plane.main_values_offset, main[0]),
+            (plane.main_scales_offset, main[1]),
+            (plane.index_values_offset, index[0]),
+            (plane.index_scales_offset, index[1]),
+        ):
+            if rows_NB.shape[1]:
+                scatter_rows(self._pages_PB, page_N, offset + entry_N * rows_NB.shape[1], rows_NB)
+
+    def _read(self, page: torch.Tensor, entry: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
+        if not nbytes:
+            return self._pages_PB.new_empty(*page.shape, 0)
+        return gather_rows(self._pages_PB, page, offset + entry * nbytes, nbytes)
 
 
 class KVPools:
@@ -30,7 +68,7 @@ class KVPools:
 
     Attributes:
         pages: (num_pages, page_bytes) uint8, aligned to 4096 bytes.
-        planes: By KV source layer, views into ``pages``.
+        planes: By KV source layer, the entries inside ``pages``.
         windows: By layer, (num_slots, window, row bytes) uint8; position p lies in ring row p % window.
         open_pairs: By ratio-2 source layer, (num_slots, 2, D) float32: content and gate of the last even token.
     """
@@ -48,7 +86,7 @@ class KVPools:
             raise ValueError(f"empty pools: {num_pages} pages, {num_slots} slots")
         self.layout, self.num_pages, self.num_slots = layout, num_pages, num_slots
         self.pages = aligned_bytes((num_pages, layout.page_bytes), device)
-        self.planes = {plane.layer: self._view(plane) for plane in layout.planes}
+        self.planes = {plane.layer: PlanePages(self.pages, plane) for plane in layout.planes}
         layers, window = config.text.num_hidden_layers, config.text.sliding_window
         self._window_store = aligned_bytes((layers, num_slots, window, layout.window_row_bytes), device)
         self.windows = tuple(self._window_store)
@@ -63,20 +101,6 @@ class KVPools:
     def slot_pairs(self, slot: int) -> torch.Tensor:
         """(ratio-2 sources, 2, D) float32 view of one slot."""
         return self._pair_store[:, slot]
-
-    def _view(self, plane: Plane) -> PlaneView:
-        def part(offset: int, nbytes: int) -> torch.Tensor:
-            size = (self.num_pages, plane.entries_per_block, nbytes)
-            stride = (self.layout.page_bytes, max(nbytes, 1), 1)
-            return self.pages.as_strided(size, stride, self.pages.storage_offset() + offset)
-
-        return PlaneView(
-            part(plane.main_values_offset, plane.main_values_bytes),
-            part(plane.main_scales_offset, plane.main_scales_bytes),
-            part(plane.index_values_offset, plane.index_values_bytes),
-            part(plane.index_scales_offset, plane.index_scales_bytes),
-            plane.entries_per_block,
-        )
 
 
 def aligned_bytes(shape: tuple[int, ...], device: torch.device | str = "cpu") -> torch.Tensor:

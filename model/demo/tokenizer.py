@@ -1,4 +1,4 @@
-# ruff: noqa: RUF001 - the markers are spelled with full-width bars
+
 """A small byte-level BPE tokenizer with the markers of the V4.1 chat format (api 5.1)."""
 
 from typing import Final

@@ -37,13 +37,9 @@ class Compressor:
         key_NI = rms_norm(self.wk(latent_ND), self.k_norm, self.eps)
         cos, sin = plan.rotation
         plane = context.pools.planes[self.spec.index]
-        where = plan.pages_N, plan.entries_N
-        plane.main_values[where], plane.main_scales[where] = context.codec.encode_main(
-            apply_rope(latent_ND, cos, sin)
-        )
-        plane.index_values[where], plane.index_scales[where] = context.codec.encode_index(
-            apply_rope(key_NI, cos, sin)
-        )
+        main = context.codec.encode_main(apply_rope(latent_ND, cos, sin))
+        index = context.codec.encode_index(apply_rope(key_NI, cos, sin))
+        plane.write(plan.pages_N, plan.entries_N, main, index)
 
     def _pool(self, x_TD: torch.Tensor, plan: EntryPlan, context: ForwardContext) -> torch.Tensor:
         content_TD = linear(x_TD.float(), self.wkv_DK)

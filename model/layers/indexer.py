@@ -38,8 +38,7 @@ class Indexer:
         plane = context.pools.planes[self._kv_source()]
         clamped_TK = entries_TK.clamp_min(0)
         page_TK = context.batch.page_table_SP[rows.segments_T[:, None], clamped_TK // plane.entries_per_page]
-        where = page_TK, clamped_TK % plane.entries_per_page
-        kv_TKD = context.codec.decode_main(plane.main_values[where], plane.main_scales[where])
+        kv_TKD = context.codec.decode_main(*plane.read_main(page_TK, clamped_TK % plane.entries_per_page))
         context.selections[self.spec.index] = Selection(entries_TK, kv_TKD)
 
     def _entries(
@@ -82,9 +81,7 @@ class Indexer:
         plane = context.pools.planes[self._kv_source()]
         pages = -(-((group.max_position + 1) // self.spec.ratio) // plane.entries_per_page)
         table_SP = context.batch.page_table_SP[group.segments_S, :pages]
-        key_SEI = context.codec.decode_index(
-            plane.index_values[table_SP], plane.index_scales[table_SP]
-        ).flatten(1, 2)
+        key_SEI = context.codec.decode_index(*plane.read_index(table_SP)).flatten(1, 2)
         scores_SQE = score_entries(q_THI[group.rows_SQ], w_TH[group.rows_SQ], key_SEI)
         if self.spec.candidate_source:
             visible_R = visible_T[group.rows_SQ].flatten()

@@ -41,15 +41,15 @@ def ids_of(arrays: dict[str, torch.Tensor], name: str) -> np.ndarray:
 def main_cache(run: LogitsRun, layer: int, count: int) -> torch.Tensor:
     """(count, D) main KV of a source layer, read back from pages."""
     plane = run.pools.planes[layer]
-    codec = entry_codec(run.layout.entry_format)
-    return codec.decode_main(plane.main_values, plane.main_scales).flatten(0, 1)[:count]
+    entry = torch.arange(count)
+    page, within = entry // plane.entries_per_page, entry % plane.entries_per_page
+    return entry_codec(run.layout.entry_format).decode_main(*plane.read_main(page, within))
 
 
 def index_cache(run: LogitsRun, layer: int, count: int) -> torch.Tensor:
     """(count, I) indexer keys of a source layer, read back from pages."""
-    plane = run.pools.planes[layer]
-    codec = entry_codec(run.layout.entry_format)
-    return codec.decode_index(plane.index_values, plane.index_scales).flatten(0, 1)[:count]
+    codec, every_page = entry_codec(run.layout.entry_format), torch.arange(run.pools.num_pages)
+    return codec.decode_index(*run.pools.planes[layer].read_index(every_page)).flatten(0, 1)[:count]
 
 
 def window_cache(run: LogitsRun, layer: int, positions: torch.Tensor) -> torch.Tensor:

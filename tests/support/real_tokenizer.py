@@ -8,7 +8,7 @@ from importlib.resources import files
 import deepseek_recipe as recipe
 from epdserve.services.router.tokenizer import RouterTokenizer
 
-_RENAMED = {"<｜place▁holder▁no▁799｜>": "<｜System｜>", "<｜image2｜>": "<｜deepseek_image｜>"}  # noqa: RUF001
+_RENAMED = {"<｜place▁holder▁no▁799｜>": "<｜System｜>", "<｜image2｜>": "<｜deepseek_image｜>"}
 
 
 @functools.cache
