@@ -63,5 +63,5 @@ class MoE:
         hidden = (swiglu(gate, up, self.limit) * weight_CE1).to(self.dtype)
         hidden = round_fp8(hidden) if self.rounds else hidden
         out_CED = grouped_linear(hidden.float(), self.w2_EKN).to(self.dtype).float()
-        out_PD: torch.Tensor = out_CED[where]
-        return out_PD.unflatten(0, (-1, top_k)).sum(dim=1)
+        routed_TD: torch.Tensor = out_CED[where].unflatten(0, (-1, top_k)).sum(dim=1)
+        return routed_TD
