@@ -34,6 +34,24 @@ fingerprint() { { printf '%s\n' "$PWD" "$("$1" --version 2>&1)"; cat "${@:2}"; }
 # is_current NAME WANTED: true if the step's stamp says it was finished with the same inputs.
 is_current() { [[ -x .venv/bin/python && "$(cat ".venv/stamp-$1" 2>/dev/null)" == "$2" ]]; }
 
+# pip_install ARGUMENT...: on a terminal one line that changes while pip works; the end of its log if it fails.
+pip_install() {
+  local log=.run/pip.log pip
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" >"$log" 2>&1 &
+  pip=$!
+  trap 'kill "$pip"; exit 130' INT TERM # a background job of a script does not get Ctrl-C by itself
+  while kill -0 "$pip" 2>/dev/null; do
+    [[ ! -t 1 ]] || printf '\r\033[K    %.70s' "$(grep -E '^(Collecting|Downloading|Installing)' "$log" | tail -n 1)"
+    sleep 0.3
+  done
+  trap - INT TERM
+  [[ ! -t 1 ]] || printf '\r\033[K'
+  wait "$pip" || {
+    tail -n 20 "$log" >&2
+    die "pip could not install $*; its whole log is $log"
+  }
+}
+
 # make_environment run|dev
 make_environment() {
   local python packages=deploy/requirements.txt wanted_run wanted_packages wanted_project
@@ -56,15 +74,13 @@ make_environment() {
       "$python" -m venv .venv || die "could not make .venv; see the lines above"
     fi
     say "installing the pinned packages of $packages (about 2 GB, two minutes; once)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --progress-bar off -r "$packages" ||
-      die "pip could not install $packages; see the lines above"
+    pip_install -r "$packages"
     printf '%s' "$wanted_packages" >".venv/stamp-$1"
     printf '%s' "$wanted_run" >.venv/stamp-run # dev holds all of run
   fi
   if ! is_current project "$wanted_project"; then
     say "installing epdserve from this folder, editable"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . ||
-      die "pip could not install this folder; see the lines above"
+    pip_install --no-deps --no-build-isolation -e .
     printf '%s' "$wanted_project" >.venv/stamp-project
   fi
   exec 9>&-
