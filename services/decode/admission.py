@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from epdserve.kvstore.errors import OutOfPages
 from epdserve.services.decode.batcher import Claim, Holder, plan_step
@@ -115,12 +116,13 @@ class Admission:
 
     def rearrange(self) -> Change:
         """Move requests in and out as the batcher says, and give those that run their next page."""
+        free_slots = self._runner.state_slots.counts().free
         plan = plan_step(
             [self._holder(task) for task in self._running],
             [self._claim(task) for task in self._preempted],
-            [self._claim(task) for task in self._waiting],
+            [self._claim(task) for task in islice(self._waiting, free_slots)],
             free_pages=self._runner.blocks.available(),
-            free_slots=self._runner.state_slots.counts().free,
+            free_slots=free_slots,
             others_hold_pages=bool(self._pulling),
         )
         by_arrival = {task.arrival: task for task in [*self._running, *self._preempted]}

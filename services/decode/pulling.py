@@ -7,6 +7,7 @@ the pull ended and whether the transfer is over.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -35,7 +36,6 @@ class PullOutcome(StrEnum):
 
 _OF_READ = {
     ReadOutcome.FAILED: PullOutcome.FAILED,
-    ReadOutcome.CORRUPT: PullOutcome.CORRUPT,
     ReadOutcome.LATE: PullOutcome.LATE,
 }
 
@@ -64,7 +64,7 @@ class Pull:
 
     Attributes:
         copies: What to read; the destinations belong to this pull until ``read`` is over.
-        verify: Whether the destinations hold the promised bytes; called in the transfer thread.
+        verify: Whether the destinations hold the promised bytes; only reads them, in a thread of its own.
         read: The transfer, once it was started.
     """
 
@@ -95,6 +95,7 @@ class PullDriver:
         self._loop, self._transfers, self._peers = loop, transfers, peers
         self._deadline_s, self._lease_call_deadline_s = deadline_s, lease_call_deadline_s
         self._max_lease_calls = max_lease_calls
+        self._verifier = ThreadPoolExecutor(1, thread_name_prefix="verify")
         self._tasks: set[asyncio.Task[PullOutcome]] = set()
         self._lease_calls: set[asyncio.Task[None]] = set()
 
@@ -117,6 +118,7 @@ class PullDriver:
         running = [*self._tasks, *self._lease_calls]
         if running:
             await asyncio.wait(running, timeout=2 * self._lease_call_deadline_s)
+        self._verifier.shutdown(wait=False)
 
     def _start(self, pull: Pull) -> None:
         pull.task = self._loop.create_task(self._pull(pull), name="pull")
@@ -127,7 +129,7 @@ class PullDriver:
         """A callback and no ``finally``: a task that is cancelled before its first step runs none."""
         self._tasks.discard(task)
         outcome = _outcome(pull, task)
-        if outcome not in (PullOutcome.DONE, PullOutcome.LEASE_LOST):
+        if outcome not in (PullOutcome.DONE, PullOutcome.CORRUPT, PullOutcome.LEASE_LOST):
             self._end_lease_soon(pull.handle)
         pull.on_end(pull, outcome)
 
@@ -140,12 +142,18 @@ class PullDriver:
             ends_at = scope.when()
             assert ends_at is not None
             pull.read = self._transfers.read(
-                endpoint, pull.copies, deadline_s=max(0.0, ends_at - self._loop.time()), verify=pull.verify
+                endpoint, pull.copies, deadline_s=max(0.0, ends_at - self._loop.time())
             )
             read = await asyncio.wrap_future(pull.read.future)
         if read is not ReadOutcome.DONE:
             return _OF_READ[read]
-        held = await self._peers.release_lease(handle, deadline_s=self._lease_call_deadline_s)
+        # the bytes are here: the peer needs to keep them no longer, whether they are right or not
+        sound, held = await asyncio.gather(
+            self._loop.run_in_executor(self._verifier, pull.verify),
+            self._peers.release_lease(handle, deadline_s=self._lease_call_deadline_s),
+        )
+        if not sound:
+            return PullOutcome.CORRUPT
         return PullOutcome.DONE if held else PullOutcome.LEASE_LOST
 
     def _end_lease_soon(self, handle: KVHandle) -> None:

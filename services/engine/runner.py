@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from epdserve.kernels.checksum import page_checksums
+from epdserve.kernels.checksum import page_checksums, page_checksums_numpy
 from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
 from epdserve.kvstore.blocks import BlockManager
 from epdserve.kvstore.clock import Clock
@@ -71,6 +71,7 @@ class Runner:
             num_slots=settings.max_running,
             device=backbone.device,
         )
+        self._host_pages = self.pools.pages.numpy() if backbone.device.type == "cpu" else None
         self.blocks = BlockManager(num_pages, clock, metrics=block_metrics)
         self.state_slots = SlotPool(settings.max_running)
         self.staging = aligned_bytes((settings.staging_slots, self.tail_layout.nbytes))
@@ -131,12 +132,18 @@ class Runner:
             return
         pages = [request.pages[block] for request, block in filled]
         hashes = [request.hashes[block] for request, block in filled]
-        checksums = page_checksums(self.pools.pages, pages, self.layout.payload_bytes, hashes)
+        checksums = self.checksums(pages, hashes)
         for (request, block), checksum in zip(filled, checksums, strict=True):
             exact = request.is_exact((block + 1) * self.block_tokens)
             header = BlockHeader(request.hashes[block], checksum, self.layout.payload_bytes, exact)
             self._write_header(request.pages[block], header)
             self.seal_next(request, checksum=checksum, exact=exact)
+
+    def checksums(self, pages: Sequence[PageId], hashes: Sequence[BlockHash]) -> list[int]:
+        """Checksum of each page's payload, seeded with its hash; may be called from other threads."""
+        if self._host_pages is not None:  # the same numbers at half the time for pages of a few KiB
+            return page_checksums_numpy(self._host_pages, pages, self.layout.payload_bytes, hashes)
+        return page_checksums(self.pools.pages, pages, self.layout.payload_bytes, hashes)
 
     def extend_hashes(self, request: RunningRequest, blocks: int) -> None:
         """Make sure that the hashes of the first ``blocks`` blocks are known."""

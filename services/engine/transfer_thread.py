@@ -31,7 +31,6 @@ class ReadOutcome(StrEnum):
     """How a pull ended for whoever waits for it."""
 
     DONE = "done"
-    CORRUPT = "corrupt"  # all bytes came and are not the promised ones
     FAILED = "failed"  # the transfer is over; the destination holds anything
     LATE = "late"  # the deadline passed and the transfer is still running: quarantine the destination
 
@@ -50,7 +49,6 @@ class PendingRead:
     endpoint: Endpoint
     copies: Sequence[Copy]
     deadline_at: float
-    verify: Callable[[], bool]
     future: Future[ReadOutcome] = field(default_factory=_uncancellable)
     ticket: TransferTicket | None = None
     over: bool = False
@@ -106,27 +104,19 @@ class TransferThread:
         with self._wake:
             self._wake.notify()
 
-    def read(
-        self,
-        endpoint: Endpoint,
-        copies: Sequence[Copy],
-        *,
-        deadline_s: float,
-        verify: Callable[[], bool] = lambda: True,
-    ) -> PendingRead:
+    def read(self, endpoint: Endpoint, copies: Sequence[Copy], *, deadline_s: float) -> PendingRead:
         """Start pulling; the outcome comes with ``PendingRead.future`` within about ``deadline_s``.
 
         Args:
             endpoint: The peer to read from.
             copies: What to read, and where to.
             deadline_s: From now on.
-            verify: Looks at the bytes once all have come, in this thread; False makes the outcome CORRUPT.
 
         Raises:
             Overloaded: Too many reads are outstanding.
             Unavailable: The thread has ended.
         """
-        read = PendingRead(endpoint, copies, self._clock.monotonic() + deadline_s, verify)
+        read = PendingRead(endpoint, copies, self._clock.monotonic() + deadline_s)
         with self._wake:
             if self._stopping:
                 raise Unavailable("the transfer thread has ended")
@@ -188,7 +178,7 @@ class TransferThread:
             state = read.ticket.poll()
             if state is not TransferState.PENDING:
                 self._running.remove(read)
-                self._finish(read, _outcome(state, read))
+                self._finish(read, ReadOutcome.DONE if state is TransferState.DONE else ReadOutcome.FAILED)
                 moved += 1
             elif now >= read.deadline_at and not read.future.done():
                 read.future.set_result(ReadOutcome.LATE)
@@ -202,11 +192,3 @@ class TransferThread:
             on_over()
         if not read.future.done():
             read.future.set_result(outcome)
-
-
-def _outcome(state: TransferState, read: PendingRead) -> ReadOutcome:
-    if state is TransferState.FAILED:
-        return ReadOutcome.FAILED
-    if read.future.done():
-        return ReadOutcome.LATE  # nobody will look at these bytes
-    return ReadOutcome.DONE if read.verify() else ReadOutcome.CORRUPT

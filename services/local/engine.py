@@ -47,6 +47,7 @@ from epdserve.services.types import (
 
 _NAME, _LIFE = "local", "1"
 _DEADLINE_S = 10.0
+_LEASE_TTL_S = 86_400.0  # nobody can be lost here, and a long queue is no reason to compute twice
 TENANT_KEY = b"local"
 
 Prompt = Sequence[int] | npt.NDArray[np.integer]
@@ -102,7 +103,7 @@ class LocalEngine:
             self._leases,
             worker=_NAME,
             incarnation=_LIFE,
-            lease_ttl_s=_DEADLINE_S,
+            lease_ttl_s=_LEASE_TTL_S,
         )
         self._transfers = TransferThread(
             self._transfer("local-decode", self.decode_runner), clock=self._clock

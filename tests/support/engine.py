@@ -282,9 +282,7 @@ class DecodeBench:
 
     def settle_leases(self) -> None:
         """Wait until every lease was given back."""
-        deadline = time.monotonic() + 5.0
-        while self.leases.counts().held and time.monotonic() < deadline:
-            time.sleep(0.005)
+        eventually(lambda: self.leases.counts().held == 0)
 
     def close(self) -> None:
         """Prove that nothing is left, then stop the threads."""
@@ -292,13 +290,21 @@ class DecodeBench:
             self.settle_leases()
             assert self.worker.tasks == 0
             assert self.runner.leaked_pages() == 0
-            assert self.runner.blocks.counts().quarantined == 0
+            eventually(lambda: self.runner.blocks.counts().quarantined == 0)
             assert self.admission.swapped_bytes == 0
             self.prefill.assert_nothing_leaked()
         finally:
             self._loop.run(self.driver.stop(), timeout_s=5.0)
             self.transfers.stop(timeout_s=5.0)
             self._loop.stop()
+
+
+def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def greedy(max_tokens: int, **changes: object) -> SamplingParams:

@@ -1,13 +1,10 @@
 """What can go wrong between prefill and decode, and that the tokens stay right and no page is lost."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.engine import DecodeBench, PrefillBench, greedy, greedy_reference, prompt
-
-WAIT_S = 5.0
+from support.engine import DecodeBench, PrefillBench, eventually, greedy, greedy_reference, prompt
 
 
 @pytest.fixture
@@ -15,13 +12,6 @@ def bench() -> Iterator[DecodeBench]:
     bench = DecodeBench(handoff_deadline_s=0.15)
     yield bench
     bench.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def assert_recomputed(bench: DecodeBench, request_id: str, length: int, outcome: str) -> None:

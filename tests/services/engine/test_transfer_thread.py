@@ -1,6 +1,5 @@
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from epdserve.kvstore.transfer.local import LocalFabric, LocalTransfer
 from epdserve.kvstore.types import Endpoint, MemoryRegion
 from epdserve.services.engine.transfer_thread import ReadOutcome, TransferThread
 from epdserve.services.errors import Overloaded, Unavailable
+from support.engine import eventually
 
 STRIDE, COUNT = 64, 4
 
@@ -44,30 +44,11 @@ def world() -> Iterator[World]:
     world.thread.stop(timeout_s=5.0)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_read_brings_the_bytes(world: World) -> None:
     read = world.thread.read(world.endpoint, world.copy(1, 2), deadline_s=5.0)
     assert read.future.result(5) is ReadOutcome.DONE
     assert read.over
     assert world.sink.memory.sum(axis=1).tolist() == [0, 0, 7 * STRIDE, 0]
-
-
-def test_bytes_that_do_not_verify_are_corrupt_and_checked_off_the_callers_thread(world: World) -> None:
-    checked: list[int] = []
-
-    def verify() -> bool:
-        checked.append(threading.get_ident())
-        return False
-
-    read = world.thread.read(world.endpoint, world.copy(0), deadline_s=5.0, verify=verify)
-    assert read.future.result(5) is ReadOutcome.CORRUPT
-    assert checked != [threading.get_ident()]
 
 
 def test_region_that_the_peer_lacks_fails(world: World) -> None:
