@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,18 @@ async def test_lease_of_another_incarnation_does_not_hold(live: Pools) -> None:
     assert not await client.release_lease(handle.lease, incarnation="0", deadline_s=5.0)
     assert await client.release_lease(handle.lease, incarnation=handle.incarnation, deadline_s=5.0)
     assert not await client.release_lease(handle.lease, incarnation=handle.incarnation, deadline_s=5.0)
+
+
+async def test_handles_of_unknown_or_wrong_workers_cost_a_recomputation(live: Pools) -> None:
+    handle = (await live.prefill("prefill-0", prompt(30, 95))).handle
+    for n, wrong in enumerate(({"worker": "prefill-7"}, {"worker": "decode-0"}, {"incarnation": "0"})):
+        job = live.job(prompt(30, 95), greedy(2), replace(handle, **wrong))
+        _, last = await live.decode("decode-0", job)
+        assert last.receipt is not None
+        assert last.receipt.pulled_tokens == 0
+        assert last.receipt.recomputed_tokens == (30 if n == 0 else 30 - 24)
+    client = await live.client("prefill-0")
+    assert await client.release_lease(handle.lease, incarnation=handle.incarnation, deadline_s=5.0)
 
 
 async def test_worker_that_drains_takes_nothing_new_and_ends_what_runs(live: Pools) -> None:

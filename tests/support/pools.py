@@ -57,6 +57,22 @@ def engine_table(**changes: Any) -> dict[str, Any]:
     }
 
 
+def worker_table(folder: Path, worker: str, **engine: Any) -> dict[str, Any]:
+    """What the pool hands to ``build``; no registry answers at its address."""
+    pool = {
+        "redis_url": "redis://127.0.0.1:1/0",
+        "cluster_token_file": str(folder / "token"),
+        "redis_timeout_s": 0.2,
+    }
+    return {
+        "worker": worker,
+        "incarnation": "7",
+        "cluster_token": TOKEN,
+        "pool": pool,
+        "role": {"engine": engine_table(**engine)},
+    }
+
+
 @dataclass
 class Pools:
     """Live workers by name, and a client of each. Owned by one event loop."""
