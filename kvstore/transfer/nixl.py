@@ -88,12 +88,11 @@ class NixlTransfer:
             except self._door.errors as error:
                 raise TransferFailed(endpoint.agent, f"metadata refused: {error!r}") from error
             peer_id = PeerId(native.decode() if isinstance(native, bytes) else str(native))
-            if known is not None and known.peer_id == peer_id:
-                known.endpoint = endpoint  # the same incarnation, with more regions
-                return peer_id
-            if known is not None:
+            if known is not None and known.peer_id != peer_id:
                 self._retire(known)
-            self._peers[peer_id] = NixlPeer(peer_id, endpoint)
+            # known to NIXL already: with more regions now, or forgotten with reads under way
+            peer = self._peers.setdefault(peer_id, NixlPeer(peer_id, endpoint))
+            peer.endpoint, peer.retired = endpoint, False
             self._current[endpoint.agent] = peer_id
             return peer_id
 

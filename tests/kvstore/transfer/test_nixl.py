@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from epdserve.kvstore.block_header import BlockHeader, verify_block
 from epdserve.kvstore.blocks import BlockManager
 from epdserve.kvstore.errors import CorruptBlock, PeerLost, TransferFailed, TransferUnavailable
 from epdserve.kvstore.transfer.base import Copy, TransferState
-from epdserve.kvstore.transfer.nixl import NixlTransfer
+from epdserve.kvstore.transfer.nixl import NixlTransfer, shipped_plugins
+from epdserve.kvstore.types import MemoryRegion
 from support.kv_blocks import block, region, toy_checksum
 from support.transfer_peer import ANY_TRANSPORT, TCP_ONLY, transfer_peer
 
@@ -164,6 +166,23 @@ def test_forgetting_a_hanging_peer_does_not_make_its_destinations_safe(
 
 
 @tcp_only
+def test_a_hanging_peer_that_was_forgotten_can_be_met_again_meanwhile(
+    transports: str, reader: Reader
+) -> None:
+    with transfer_peer("peer", transports=transports) as peer:
+        peer_id = reader.transfer.connect(peer.endpoint)
+        assert reader.transfer.read(peer_id, [copy(0, 0)]).wait(PATIENCE_S) is TransferState.DONE
+        peer.freeze()
+        ticket = reader.transfer.read(peer_id, [copy(1, 1)])
+        reader.transfer.forget(peer_id)
+        assert reader.transfer.connect(peer.endpoint) == peer_id
+        peer.thaw()
+        assert ticket.wait(PATIENCE_S) is TransferState.DONE
+        assert reader.transfer.read(peer_id, [copy(2, 2)]).wait(PATIENCE_S) is TransferState.DONE
+        assert reader.holds(2, 2)
+
+
+@tcp_only
 def test_closing_ends_reads_from_a_hanging_peer(transports: str, reader: Reader) -> None:
     with transfer_peer("peer", transports=transports) as peer:
         peer_id = reader.transfer.connect(peer.endpoint)
@@ -248,6 +267,29 @@ def test_a_long_read_leaves_other_threads_running(
         print(f"\nread {target.nbytes >> 20} MiB in {1e3 * seconds:.0f} ms ({rate:.1f} GB/s); ", end="")
         print(f"another thread never waited longer than {1e3 * max(gaps):.1f} ms")
     assert len(gaps) > 3
+
+
+def test_a_peer_cannot_be_read_beyond_what_it_registered(reader: Reader) -> None:
+    """Its endpoint says more places than there are; NIXL checks against the registered memory."""
+    pages = np.stack([block(seed, PAGE_BYTES)[1] for seed in range(2)])
+    source = NixlTransfer("source")
+    source.register(region("pages", pages))
+    honest = source.endpoint()
+    boast = replace(honest, regions=(replace(honest.regions[0], count=PAGES),))
+    ticket = reader.transfer.read(reader.transfer.connect(boast), [copy(1, 1), copy(5, 5)])
+    assert ticket.wait(PATIENCE_S) is TransferState.FAILED
+    assert isinstance(ticket.error, TransferFailed)
+    assert reader.transfer.pending() == 0
+    source.close()
+
+
+def test_memory_that_is_not_there_is_refused(reader: Reader) -> None:
+    with pytest.raises(TransferUnavailable, match="cannot register"):
+        reader.transfer.register(MemoryRegion("device", reader.pages.ctypes.data, PAGE_BYTES, 1, 0))
+
+
+def test_plugins_are_named() -> None:
+    assert "UCX" in shipped_plugins()
 
 
 @pytest.mark.parametrize("transports", ["sysv", "self", "cma,posix"])
