@@ -8,7 +8,7 @@ source deploy/environment.sh
 make_environment dev
 
 export PYTHONSAFEPATH=1 # our kernels/ folder would shadow a library of that name
-export OMP_WAIT_POLICY=PASSIVE # several processes on few cores: spinning costs 3-6x
+export OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 # several processes on few cores: spinning costs 3-6x
 mkdir -p .typecheck .run
 ln -sfn .. .typecheck/epdserve # mypy does not follow setuptools' editable finder
 
@@ -23,7 +23,7 @@ mypy=$!
 step "ruff check" .venv/bin/ruff check --quiet .
 step "ruff format" .venv/bin/ruff format --check --quiet .
 step "lint-imports" .venv/bin/lint-imports --no-logo
-step "pytest" .venv/bin/python -m pytest "$@"
+step "pytest" .venv/bin/python -m pytest -n 2 --dist loadgroup "$@"
 say "mypy --strict"
 wait "$mypy" || failed+=("mypy")
 tail -n 40 .run/mypy.log
