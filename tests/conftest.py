@@ -1,41 +1,49 @@
-"""What all tests share: tests that need a program this machine may lack say so, and the summary names them.
+"""What all tests share: which of them need a program this machine may lack, and which must run in one process.
 
-``@pytest.mark.needs("promtool")`` leaves a test out where promtool is absent; ``--all`` makes that a failure.
+``@pytest.mark.needs("promtool")`` leaves a test out where promtool is absent; ``--all`` makes that a failure. With
+``-n``, a file is run by one process, and all tests of the one real server by another.
 """
 
+import re
 import shutil
 from collections import Counter
 
 import pytest
 
-_ABSENT = pytest.StashKey[Counter[str]]()
+_NEEDS = re.compile(r"needs (\S+)")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="fail if tests are left out for want of a program")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_ABSENT] = Counter()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         programs = {str(name) for mark in item.iter_markers("needs") for name in mark.args}
         for program in sorted(name for name in programs if shutil.which(name) is None):
-            config.stash[_ABSENT][program] += 1
             item.add_marker(pytest.mark.skip(reason=f"needs {program}"))
+        item.add_marker(pytest.mark.xdist_group("stack" if _uses_stack(item) else str(item.path)))
+    items.sort(key=lambda item: not _uses_stack(item))  # the longest group starts first
+
+
+def _uses_stack(item: pytest.Item) -> bool:
+    return "stack" in getattr(item, "fixturenames", ())
+
+
+def _absent(config: pytest.Config) -> Counter[str]:
+    """Programs that tests were left out for, with their counts; known where results are gathered."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
+    return Counter(match[1] for reason in reasons if (match := _NEEDS.search(reason)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for program, count in sorted(config.stash[_ABSENT].items()):
+    for program, count in sorted(_absent(config).items()):
         terminalreporter.write_line(f"not run: {count} tests, this machine has no {program}", yellow=True)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if (
-        exitstatus == pytest.ExitCode.OK
-        and session.config.getoption("--all")
-        and session.config.stash[_ABSENT]
-    ):
+    if exitstatus == pytest.ExitCode.OK and session.config.getoption("--all") and _absent(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
