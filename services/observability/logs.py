@@ -72,7 +72,9 @@ class JsonFormatter(logging.Formatter):
         if request := request_id.get():
             line["request_id"] = _plain(request)
         for name, value in vars(record).items():
-            if name not in _STANDARD:
+            if name not in _STANDARD and not name.startswith(
+                "_"
+            ):  # Ray puts marks of its own on every record
                 line[name] = _field(name, value)
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)[-MAX_TRACE_CHARS:]

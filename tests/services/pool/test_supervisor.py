@@ -136,17 +136,19 @@ LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:")
 
 def subprocess_pids(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *subprocess_pids(int(child))]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *subprocess_pids(int(child))]
     return found
 
 
 def listening_addresses(pid: int) -> set[str]:
     sockets = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(link))
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(link))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
