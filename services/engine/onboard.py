@@ -1,6 +1,9 @@
 """How a request that starts from its token ids gets a place: prefix hit, pages, state slot."""
 
+from collections.abc import Sequence
+
 from epdserve.kvstore.errors import OutOfPages
+from epdserve.kvstore.types import BlockHash, PageId
 from epdserve.model.replay import plan_prefill, usable_hit
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Runner
@@ -22,23 +25,15 @@ def onboard(runner: Runner, request: RunningRequest) -> bool:
     slot = runner.state_slots.acquire()
     if slot is None:
         return False
-    pages = runner.blocks.match(hashes, exact=False)
-    hit = usable_hit(
-        len(pages) * runner.block_tokens,
-        prompt_tokens=request.prompt_tokens,
-        window=runner.window,
-        block_tokens=runner.block_tokens,
-        has_tail=False,
-    )
-    hit_blocks = hit // runner.block_tokens
-    runner.blocks.release(pages[hit_blocks:])
+    found = _match(runner, request, hashes)
     try:
-        fresh = runner.blocks.reserve(needed - hit_blocks)
+        fresh = runner.blocks.reserve(needed - len(found))
     except OutOfPages:
-        runner.blocks.release(pages[:hit_blocks])
+        runner.blocks.release(found)
         runner.state_slots.release(slot)
         return False
-    request.slot, request.pages, request.sealed_blocks = slot, pages[:hit_blocks] + fresh, hit_blocks
+    hit = len(found) * runner.block_tokens
+    request.slot, request.pages, request.sealed_blocks = slot, found + fresh, len(found)
     request.span = plan_prefill(
         prompt_tokens=request.prompt_tokens,
         hit_tokens=hit,
@@ -49,3 +44,18 @@ def onboard(runner: Runner, request: RunningRequest) -> bool:
     request.next_row, request.tainted_from = request.span.first_row, hit or None
     request.private = False
     return True
+
+
+def _match(runner: Runner, request: RunningRequest, hashes: Sequence[BlockHash]) -> list[PageId]:
+    """Pages of a hit worth using, referenced."""
+    pages = runner.blocks.match(hashes, exact=False)
+    hit = usable_hit(
+        len(pages) * runner.block_tokens,
+        prompt_tokens=request.prompt_tokens,
+        window=runner.window,
+        block_tokens=runner.block_tokens,
+        has_tail=False,
+    )
+    used = hit // runner.block_tokens
+    runner.blocks.release(pages[used:])
+    return pages[:used]

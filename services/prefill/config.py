@@ -10,4 +10,4 @@ class PrefillSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: EngineSettings
-    lease_ttl_s: float = Field(default=30.0, gt=0)  # how long a decode worker has to pull and say so
+    lease_ttl_s: float = Field(default=120.0, gt=0)  # to be pulled; the queue of the decode worker counts
