@@ -134,10 +134,10 @@ def test_slot_metrics_tell_slots_by_state(
 
 
 def test_every_metric_has_a_row_in_the_readme() -> None:
-    source = Path(metrics_module.__file__).read_text(encoding="utf-8")
-    names = set(re.findall(r'"(epdserve_kvstore_[a-z_]+)"', source))
+    sources = [file.read_text(encoding="utf-8") for file in README.parent.rglob("*.py")]
+    names = set(re.findall(r'"(epdserve_kvstore_[a-z0-9_]+)"', "".join(sources)))
     rows = set(
-        re.findall(r"^\| `(epdserve_kvstore_[a-z_]+)`", README.read_text(encoding="utf-8"), re.MULTILINE)
+        re.findall(r"^\| `(epdserve_kvstore_[a-z0-9_]+)`", README.read_text(encoding="utf-8"), re.MULTILINE)
     )
     assert len(names) > 10
     assert {re.sub(r"_total$", "", row) for row in rows} == names
