@@ -123,6 +123,24 @@ class PrefixIndex:
             return Evicted(block_hash, node.page, node.used_at)
         raise LookupError("nothing can be evicted")
 
+    def drop(self, block_hash: BlockHash) -> PageId:
+        """Take a held block out wherever it stands, referenced or not; returns its page."""
+        node = self._nodes[block_hash]
+        page = node.page
+        assert page is not None, f"block {block_hash.hex()} is not held"
+        if node.busy:
+            self._turned_idle(node)
+        else:
+            self._evictable -= 1
+        node.page, node.referenced = None, False
+        self._held -= 1
+        parent, node.parent = node.parent, None
+        if node.children == 0:
+            del self._nodes[block_hash]
+        if parent is not None:
+            self._lost_child(self._nodes[parent])
+        return page
+
     def recount(self) -> tuple[int, int]:
         """(blocks held, blocks evictable) counted from scratch, for ``check``."""
         busy: set[BlockHash] = set()
@@ -141,9 +159,10 @@ class PrefixIndex:
         del self._nodes[node.block_hash]
         self._held -= 1
         self._evictable -= 1
-        parent = None if node.parent is None else self._nodes[node.parent]
-        if parent is None:
-            return
+        if node.parent is not None:
+            self._lost_child(self._nodes[node.parent])
+
+    def _lost_child(self, parent: _Node) -> None:
         parent.children -= 1
         if parent.children == 0 and parent.page is None:
             del self._nodes[parent.block_hash]

@@ -12,7 +12,7 @@ Layout, version 1. Little-endian; sections have fixed sizes, so a record is one 
 offset  size  field          why
 0       4     magic "EPKT"
 4       2     version
-6       2     flags          bit 0: an exit vector is present
+6       2     flags          bit 0: an exit vector is present; bit 1: exact (no encoder replay upstream)
 8       16    identity       hash of the token prefix it belongs to: a checksum proves bytes, not identity
 24      8     checksum       odd-weighted 64-bit sum over the sections, seeded with length and identity
 32      8     tokens         positions [0, tokens) are covered by the full blocks and this record
@@ -36,6 +36,7 @@ TAIL_VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sHH16sQQQ16s")
 _MAGIC: Final = b"EPKT"
 _HAS_EXIT: Final = 1
+_EXACT: Final = 2
 _ALIGNMENT: Final = 4096
 
 
@@ -95,6 +96,7 @@ def write_tail(
     tokens: IntArray,
     exit_D: torch.Tensor | None,
     identity: bytes,
+    exact: bool,
 ) -> int:
     """Write the record of a request whose KV covers exactly ``tokens``; returns the checksum.
 
@@ -104,6 +106,7 @@ def write_tail(
         tokens: All ids so far, int64.
         exit_D: (hidden,) float32 exit vector of the last row, None to leave it out.
         identity: 16 bytes, hash of the prefix.
+        exact: No encoder replay is upstream of it.
     """
     record_B.zero_()
     windows, pairs, open_block, exit_part, ids = layout.sections(record_B)
@@ -119,7 +122,12 @@ def write_tail(
     ids.copy_(last.view(torch.uint8))
     checksum = tail_checksum(record_B, layout, identity)
     header = _header(
-        layout, tokens=len(tokens), identity=identity, checksum=checksum, has_exit=exit_D is not None
+        layout,
+        tokens=len(tokens),
+        identity=identity,
+        checksum=checksum,
+        has_exit=exit_D is not None,
+        exact=exact,
     )
     at = layout.payload_bytes
     record_B[at : at + len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
@@ -137,6 +145,7 @@ def read_tail(
     identity: bytes,
     checksum: int,
     has_exit: bool,
+    exact: bool,
 ) -> torch.Tensor | None:
     """Verify a record and restore a request from it; returns the exit vector (hidden,) float32 if promised.
 
@@ -146,7 +155,9 @@ def read_tail(
         TailError: The bytes, the identity, the token count, the last ids or the layout are not the expected ones.
     """
     at = layout.payload_bytes
-    expected = _header(layout, tokens=len(tokens), identity=identity, checksum=checksum, has_exit=has_exit)
+    expected = _header(
+        layout, tokens=len(tokens), identity=identity, checksum=checksum, has_exit=has_exit, exact=exact
+    )
     if bytes(record_B[at : at + _HEADER.size].tolist()) != expected:
         raise TailError("the record's header is not the promised one")
     if tail_checksum(record_B, layout, identity) != checksum:
@@ -168,8 +179,10 @@ def tail_checksum(record_B: torch.Tensor, layout: TailLayout, identity: bytes) -
     return page_checksums(record_B[None], [0], layout.payload_bytes, [identity])[0]
 
 
-def _header(layout: TailLayout, *, tokens: int, identity: bytes, checksum: int, has_exit: bool) -> bytes:
-    flags = _HAS_EXIT if has_exit else 0
+def _header(
+    layout: TailLayout, *, tokens: int, identity: bytes, checksum: int, has_exit: bool, exact: bool
+) -> bytes:
+    flags = (_HAS_EXIT if has_exit else 0) | (_EXACT if exact else 0)
     return _HEADER.pack(
         _MAGIC, TAIL_VERSION, flags, identity, checksum, tokens, layout.payload_bytes, layout.fingerprint
     )

@@ -101,12 +101,13 @@ class BlockRef:
 
 @dataclass(frozen=True, slots=True)
 class TailRef:
-    """The tail record of a request in a worker's staging slots."""
+    """The tail record of a request in a worker's staging slots; ``exact`` if no encoder replay is upstream of it."""
 
     slot: int
     generation: int
     nbytes: int
     checksum: int
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)

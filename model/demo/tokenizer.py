@@ -1,4 +1,3 @@
-
 """A small byte-level BPE tokenizer with the markers of the V4.1 chat format (api 5.1)."""
 
 from typing import Final

@@ -121,8 +121,8 @@ class Ingest:
             raise HandleRefused(
                 f"a tail has {self._runner.tail_layout.nbytes} bytes, not {handle.tail.nbytes}"
             )
-        if request.exact and not all(ref.exact for ref in handle.blocks):
-            raise HandleRefused("tainted blocks for an exact request")
+        if request.exact and not (handle.tail.exact and all(ref.exact for ref in handle.blocks)):
+            raise HandleRefused("tainted KV for an exact request")
 
     def _pulled_pages(self, arrival: Arrival) -> list[PageId]:
         return arrival.request.pages[arrival.own_blocks : len(arrival.handle.blocks)]
@@ -173,11 +173,12 @@ class Ingest:
             identity=runner.names.tail(request.known, request.hashes, request.tenant_key),
             checksum=arrival.handle.tail.checksum,
             has_exit=True,
+            exact=arrival.handle.tail.exact,
         )
         for ref in arrival.pulled:
             runner.seal_next(request, checksum=ref.checksum, exact=ref.exact)
-        # Nothing says whether the open block comes after an encoder replay, so it counts as tainted if it may.
-        request.tainted_from = None if request.exact else len(arrival.handle.blocks) * runner.block_tokens
+        tainted_from = len(arrival.handle.blocks) * runner.block_tokens
+        request.tainted_from = None if arrival.handle.tail.exact else tainted_from
         return exit_D
 
     def _give_up(self, arrival: Arrival) -> None:

@@ -80,6 +80,7 @@ class SwapSpace:
             identity=runner.names.tail(tokens, request.hashes, request.tenant_key),
             checksum=swapped.checksum,
             has_exit=False,
+            exact=request.is_exact(request.next_row),
         )
         self.forget(swapped)
         return True

@@ -177,7 +177,8 @@ class Runner:
     def stage_tail(self, request: RunningRequest, staging: Slot, exit_D: torch.Tensor | None) -> TailRef:
         """Write the tail of a request that stands at ``next_row`` into a staging slot."""
         checksum = self.write_tail(request, self.staging[staging.index], exit_D)
-        return TailRef(staging.index, staging.generation, self.tail_layout.nbytes, checksum)
+        exact = request.is_exact(request.next_row)
+        return TailRef(staging.index, staging.generation, self.tail_layout.nbytes, checksum, exact)
 
     def write_tail(self, request: RunningRequest, record_B: torch.Tensor, exit_D: torch.Tensor | None) -> int:
         """Write the tail of a request that stands at ``next_row``; returns its checksum."""
@@ -192,6 +193,7 @@ class Runner:
             page=self.open_page(request),
             tokens=tokens,
             exit_D=exit_D,
+            exact=request.is_exact(request.next_row),
             identity=self.names.tail(tokens, request.hashes, request.tenant_key),
         )
 

@@ -93,7 +93,11 @@ def handle_to_pb(handle: KVHandle) -> common_pb2.KVHandle:
             for block in handle.blocks
         ],
         tail=common_pb2.TailRef(
-            slot=tail.slot, generation=tail.generation, nbytes=tail.nbytes, checksum=tail.checksum
+            slot=tail.slot,
+            generation=tail.generation,
+            nbytes=tail.nbytes,
+            checksum=tail.checksum,
+            exact=tail.exact,
         ),
         tokens=handle.tokens,
     )
@@ -107,7 +111,7 @@ def handle_from_pb(pb: common_pb2.KVHandle) -> KVHandle:
         BlockRef(block.page, block.generation, block.block_hash, block.checksum, block.exact)
         for block in pb.blocks
     )
-    tail = TailRef(pb.tail.slot, pb.tail.generation, pb.tail.nbytes, pb.tail.checksum)
+    tail = TailRef(pb.tail.slot, pb.tail.generation, pb.tail.nbytes, pb.tail.checksum, pb.tail.exact)
     return KVHandle(pb.worker, pb.incarnation, pb.lease, blocks, tail, pb.tokens)
 
 

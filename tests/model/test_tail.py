@@ -22,7 +22,15 @@ def record_after(setting: str, tokens: int) -> tuple[LogitsRun, TailLayout, torc
     page = tokens // 16 if tokens % 16 else None
     exit_D = torch.arange(128, dtype=torch.float32)
     checksum = write_tail(
-        record, layout, run.pools, slot=0, page=page, tokens=run.ids, exit_D=exit_D, identity=IDENTITY
+        record,
+        layout,
+        run.pools,
+        slot=0,
+        page=page,
+        tokens=run.ids,
+        exit_D=exit_D,
+        identity=IDENTITY,
+        exact=True,
     )
     return run, layout, record, checksum
 
@@ -47,6 +55,7 @@ def test_a_request_goes_on_elsewhere_to_the_bit(setting: str, tokens: int) -> No
         identity=IDENTITY,
         checksum=checksum,
         has_exit=True,
+        exact=True,
     )
     assert exit_D is not None
     assert torch.equal(exit_D, torch.arange(128, dtype=torch.float32))
@@ -69,6 +78,7 @@ def test_anything_unexpected_is_refused_and_nothing_written() -> None:
             "identity": IDENTITY,
             "checksum": checksum,
             "has_exit": True,
+            "exact": True,
         } | changes
         read_tail(record, layout, pools, **arguments)  # type: ignore[arg-type]
 

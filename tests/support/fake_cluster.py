@@ -125,7 +125,7 @@ class FakeCluster:
             raise self.script.prefill_errors.pop(0)
         lease = f"lease{next(self._lease_numbers)}"
         self.open_leases.add(lease)
-        handle = KVHandle(worker, "1", lease, (), TailRef(0, 1, 4096, 0), len(job.tokens))
+        handle = KVHandle(worker, "1", lease, (), TailRef(0, 1, 4096, 0, True), len(job.tokens))
         cached = self.script.cached_tokens
         return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5)
 

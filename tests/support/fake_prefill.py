@@ -20,7 +20,7 @@ from epdserve.services.types import (
 from support.fake_decode import worker_info
 
 JOB = PrefillJob("a", token_ids(range(1000)), b"key", exact=True)
-RESULT = PrefillResult(KVHandle("w", "1", "lease", (), TailRef(1, 2, 3, 4), 1000), 0, 0, 1000, 0.5, 1.5)
+RESULT = PrefillResult(KVHandle("w", "1", "lease", (), TailRef(1, 2, 3, 4, True), 1000), 0, 0, 1000, 0.5, 1.5)
 
 
 class FakePrefill:

@@ -150,10 +150,13 @@ class TailRef(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     NBYTES_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     generation: _builtins.int
     nbytes: _builtins.int
     checksum: _builtins.int
+    exact: _builtins.bool
+    """nothing in it comes after an encoder replay"""
     def __init__(
         self,
         *,
@@ -161,10 +164,11 @@ class TailRef(_message.Message):
         generation: _builtins.int = ...,
         nbytes: _builtins.int = ...,
         checksum: _builtins.int = ...,
+        exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "generation", b"generation", "nbytes", b"nbytes", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "exact", b"exact", "generation", b"generation", "nbytes", b"nbytes", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

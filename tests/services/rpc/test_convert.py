@@ -34,7 +34,7 @@ errors = st.builds(
     ErrorInfo, text, text, st.none() | text, st.none() | number, st.none() | text, st.none() | count
 )
 blocks = st.builds(BlockRef, count, count, data, checksum, st.booleans())
-tails = st.builds(TailRef, count, count, count, checksum)
+tails = st.builds(TailRef, count, count, count, checksum, st.booleans())
 handles = st.builds(KVHandle, text, text, text, st.lists(blocks, max_size=4).map(tuple), tails, count)
 samplings = st.builds(
     SamplingParams,
