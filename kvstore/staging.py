@@ -51,6 +51,9 @@ class StagingPool:
         self._pages = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
         self._pages[:, ::PAGE_BYTES] = 0  # memory that is not there shows now and not under load
         self._rows = list(self._pages)
+        readable = self._pages.view()
+        readable.flags.writeable = False
+        self._readable = list(readable)
         self.region: Final = MemoryRegion(name, self._pages.ctypes.data, slot_bytes, count)
 
     @property
@@ -71,9 +74,13 @@ class StagingPool:
         Raises:
             SlotNotHeld: It is free, quarantined, or a later owner's.
         """
-        if not 0 <= slot.index < len(self._owners) or self._owners[slot.index] != slot.generation:
-            raise SlotNotHeld(slot.index, slot.generation, "not its owner's")
+        self._require(slot)
         return self._rows[slot.index]
+
+    def readable(self, slot: Slot) -> Bytes:
+        """As ``bytes_of``, but read-only."""
+        self._require(slot)
+        return self._readable[slot.index]
 
     def release(self, slot: Slot) -> None:
         """Give a slot back.
@@ -112,6 +119,10 @@ class StagingPool:
             ConservationError: Free list and states differ.
         """
         self._slots.check()
+
+    def _require(self, slot: Slot) -> None:
+        if not 0 <= slot.index < len(self._owners) or self._owners[slot.index] != slot.generation:
+            raise SlotNotHeld(slot.index, slot.generation, "not its owner's")
 
     def _disown(self, slot: Slot) -> None:
         # before the slot is free: afterwards it may be someone else's already
