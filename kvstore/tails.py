@@ -1,0 +1,48 @@
+"""Names and facts of tails, the records that resume a conversation exactly. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from epdserve.kvstore.slots import Slot
+
+TailId = NewType("TailId", bytes)  # 16 bytes: hash of the prefix's last full block and of the tokens after it
+TAIL_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TailInfo:
+    """What a store says of a tail it holds.
+
+    ``checksum`` covers the record's payload, seeded with length and identity, as a block's does. ``exact``: no encoder
+    replay upstream.
+    """
+
+    identity: TailId
+    checksum: int
+    exact: bool
+
+    def __post_init__(self) -> None:
+        if len(self.identity) != TAIL_ID_BYTES or not 0 <= self.checksum < 2**64:
+            raise ValueError(f"impossible tail: {self.identity.hex()}, checksum {self.checksum}")
+
+
+@dataclass(slots=True, eq=False)
+class Tail:
+    """A tail of the pool and how many read it; owned by the pool, under its lock."""
+
+    info: TailInfo
+    slot: Slot
+    stored_at: float
+    pins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TailLocation:
+    """Where a tail was, the last time somebody said so."""
+
+    store: str  # name of the store in the registry
+    incarnation: str
+    nbytes: int
+    exact: bool
