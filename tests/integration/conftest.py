@@ -8,11 +8,22 @@ from epdserve.model.demo.writer import write_demo_model
 from support.stack import Stack, running_stack
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests here share live processes and kill some of them: a file's tests run in the order they are written in."""
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.integration)
+    places = [place for place, item in enumerate(items) if here in item.path.parents]
+    ours = sorted(
+        (items[place] for place in places),
+        key=lambda item: (
+            "stack" not in getattr(item, "fixturenames", ()),
+            str(item.path),
+            item.location[1] or 0,
+        ),
+    )
+    for place, item in zip(places, ours, strict=True):
+        item.add_marker(pytest.mark.integration)
+        items[place] = item
 
 
 @pytest.fixture(scope="session")
