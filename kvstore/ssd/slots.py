@@ -1,0 +1,210 @@
+"""Slot files: places of one size, allocated once, read and written past the page cache.
+
+Neighbours go in one system call: preadv and pwritev take scattered buffers, so slots side by side on disk join
+wherever their pages lie in memory. Several calls run at once in a pool of threads.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from epdserve.kvstore.ssd.disk import DIRECT, Bytes, Disk, read_fully, write_fully
+from epdserve.kvstore.ssd.record import ALIGNMENT, Name, RecordLayout, name_in_record
+
+RUN_BYTES: Final = (
+    2 << 20
+)  # longest joined transfer: long enough for the disk, short enough for several threads
+
+
+def aligned(count: int, nbytes: int) -> Bytes:
+    """``count`` buffers of ``nbytes`` on page boundaries, as (count, nbytes); zero, unpaged until touched."""
+    return np.frombuffer(mmap.mmap(-1, max(1, count * nbytes)), np.uint8)[: count * nbytes].reshape(
+        count, nbytes
+    )
+
+
+def is_aligned(buffer: Bytes) -> bool:
+    """Whether direct I/O may use the buffer."""
+    return bool(buffer.flags.c_contiguous) and buffer.ctypes.data % ALIGNMENT == 0
+
+
+Each = Callable[[int, Bytes], None]
+_Call = Callable[[Disk, int, Sequence[Bytes], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Slots side by side in one file, with the buffer of each."""
+
+    file: int
+    first: int  # within the file
+    slots: tuple[int, ...]
+    buffers: tuple[Bytes, ...]
+
+
+def join(items: Iterable[tuple[int, Bytes]], *, slots_per_file: int, max_slots: int) -> list[Run]:
+    """Few long runs out of (slot, buffer) pairs. Pure."""
+    runs: list[list[tuple[int, Bytes]]] = []
+    for slot, buffer in sorted(items, key=lambda item: item[0]):
+        last = runs[-1] if runs else None
+        if last is None or slot != last[-1][0] + 1 or slot % slots_per_file == 0 or len(last) == max_slots:
+            runs.append([])
+        runs[-1].append((slot, buffer))
+    return [
+        Run(
+            run[0][0] // slots_per_file,
+            run[0][0] % slots_per_file,
+            tuple(slot for slot, _ in run),
+            tuple(buffer for _, buffer in run),
+        )
+        for run in runs
+    ]
+
+
+class SlotFiles:
+    """The slot files of one directory. Thread-safe; two writers of one slot are the caller's bug.
+
+    Args:
+        disk: System calls. folder: Where the files are. layout: Sizes of a slot. count: Slots in all.
+        slots_per_file: The last file may have fewer. pool: Runs transfers side by side; None does one after
+            the other in the caller's thread.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        layout: RecordLayout,
+        count: int,
+        *,
+        slots_per_file: int,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self.layout, self.count, self._per_file = layout, count, slots_per_file
+        self._disk, self._folder, self._pool = disk, folder, pool
+        self._fds: list[int] = []
+        self._max_slots = max(1, RUN_BYTES // layout.slot_bytes)
+
+    def paths(self) -> list[str]:
+        """The files, in order."""
+        files = -(-self.count // self._per_file)
+        return [os.path.join(self._folder, f"slots-{number:04}.dat") for number in range(files)]
+
+    def open(self) -> None:
+        """Open every file and allocate what is missing of it.
+
+        Raises:
+            OSError: ENOSPC where the disk has no room, or whatever the system says.
+        """
+        for number, path in enumerate(self.paths()):
+            self._fds.append(fd := self._disk.open(path, DIRECT))
+            nbytes = self._file_bytes(number)
+            if self._disk.size(fd) != nbytes or self._disk.allocated(fd) < nbytes:
+                self._disk.allocate(fd, nbytes)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        while self._fds:
+            self._disk.close(self._fds.pop())
+
+    def allocated_bytes(self) -> int:
+        """What the file system says it set aside."""
+        return sum(self._disk.allocated(fd) for fd in self._fds)
+
+    def accounted_bytes(self) -> int:
+        """What the tier believes it has."""
+        return self.count * self.layout.slot_bytes
+
+    def read(self, items: Sequence[tuple[int, Bytes]], then: Each | None = None) -> dict[int, OSError]:
+        """Fill each slot's buffer (aligned, ``slot_bytes`` long); returns what failed, by slot.
+
+        ``then(slot, buffer)`` runs for each slot that was read, while other runs are still on their way.
+        """
+        return self._transfer(read_fully, items, 0, after=then)
+
+    def write(self, items: Sequence[tuple[int, Bytes]], first: Each | None = None) -> dict[int, OSError]:
+        """Write each slot from its buffer; returns what failed, by slot. Not durable before ``sync``.
+
+        ``first(slot, buffer)`` runs before each slot is written, while other runs are on their way.
+        """
+        return self._transfer(write_fully, items, 0, before=first)
+
+    def sync(self, slots: Iterable[int]) -> None:
+        """Make these slots survive a power cut.
+
+        Raises:
+            OSError: Nothing is known of any of them.
+        """
+        for file in sorted({slot // self._per_file for slot in slots}):
+            self._disk.sync(self._fds[file])
+
+    def names(self, slots: Sequence[int]) -> dict[int, Name | None]:
+        """Scan: the name each slot's record gives itself; a slot that cannot be read is left out."""
+        found: dict[int, Name | None] = {}
+        batch = 64
+        ends = aligned(batch, self.layout.end_bytes)
+        for start in range(0, len(slots), batch):
+            part = slots[start : start + batch]
+            items = list(zip(part, ends, strict=False))
+            failed = self._transfer(read_fully, items, self.layout.end_offset, joined=False)
+            for slot, end in items:
+                if slot not in failed:
+                    found[slot] = name_in_record(end, self.layout)
+        return found
+
+    def _file_bytes(self, number: int) -> int:
+        first = number * self._per_file
+        return min(self._per_file, self.count - first) * self.layout.slot_bytes
+
+    def _transfer(
+        self,
+        call: _Call,
+        items: Sequence[tuple[int, Bytes]],
+        offset: int,
+        *,
+        joined: bool = True,
+        before: Each | None = None,
+        after: Each | None = None,
+    ) -> dict[int, OSError]:
+        def do(run: Run) -> dict[int, OSError]:
+            pairs = list(zip(run.slots, run.buffers, strict=True))
+            if before is not None:
+                for slot, buffer in pairs:
+                    before(slot, buffer)
+            failed = self._run(call, run, offset)
+            if after is not None:
+                for slot, buffer in pairs:
+                    if slot not in failed:
+                        after(slot, buffer)
+            return failed
+
+        max_slots = self._max_slots if joined else 1
+        runs = join(items, slots_per_file=self._per_file, max_slots=max_slots)
+        results = map(do, runs) if self._pool is None or len(runs) < 2 else self._pool.map(do, runs)
+        failed: dict[int, OSError] = {}
+        for result in results:
+            failed.update(result)
+        return failed
+
+    def _run(self, call: _Call, run: Run, offset: int) -> dict[int, OSError]:
+        fd, stride = self._fds[run.file], self.layout.slot_bytes
+        try:
+            call(self._disk, fd, run.buffers, run.first * stride + offset)
+        except OSError as error:
+            if len(run.slots) == 1:
+                return {run.slots[0]: error}
+        else:
+            return {}
+        failed: dict[int, OSError] = {}  # one slot at a time tells which of them is to blame
+        for slot, buffer in zip(run.slots, run.buffers, strict=True):
+            try:
+                call(self._disk, fd, [buffer], slot % self._per_file * stride + offset)
+            except OSError as error:
+                failed[slot] = error
+        return failed

@@ -1,0 +1,421 @@
+"""The SSD tier: blocks go in behind the caller's back and come out exact, or not at all.
+
+One owner a directory. ``try_put``, ``contains``, ``longest_prefix`` and ``touch`` never wait for a disk; ``get_batch``
+reads in its caller's thread and a pool; ``pump`` and ``sweep`` write, in a thread of the tier's own after ``start``,
+or in whoever calls them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from epdserve.kvstore.block_header import BlockHeader, Checksum
+from epdserve.kvstore.clock import Clock, SystemClock
+from epdserve.kvstore.errors import ConservationError
+from epdserve.kvstore.ssd.core import TierCore
+from epdserve.kvstore.ssd.directory import SLOTS_PER_FILE, Directory, SlotState
+from epdserve.kvstore.ssd.disk import Bytes, Disk, SystemDisk
+from epdserve.kvstore.ssd.errors import DirectoryOwned, NoUsableDirectory, WrongFormat
+from epdserve.kvstore.ssd.inventory import Inventory
+from epdserve.kvstore.ssd.keeper import Keeper
+from epdserve.kvstore.ssd.metrics import SsdMetrics
+from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit, TierTime
+from epdserve.kvstore.ssd.reader import PORTION, Reader
+from epdserve.kvstore.ssd.record import RecordLayout
+from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy, admit
+from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending, WriteBehind
+from epdserve.kvstore.ssd.writer import Writer
+from epdserve.kvstore.types import BlockHash
+
+_IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
+_SAVE_USE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySpec:
+    """A drive's directory and what the tier may take of it, all of it allocated at start."""
+
+    folder: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SsdSettings:
+    """How the tier works; ``RetentionPolicy`` says what it keeps."""
+
+    write_behind_blocks: int = 256  # 28 MiB of the real model's blocks
+    batch_blocks: int = 64
+    io_threads: int = 4  # a drive; 0 does all I/O in the caller's thread, one call after the other
+    bytes_per_day: int | None = None  # endurance budget
+    second_hit_blocks: int = 0  # remembered first offers; 0 admits at once
+    slots_per_file: int = SLOTS_PER_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was found at start."""
+
+    blocks: int
+    scanned: tuple[str, ...] = ()  # directories that had lost their names
+    failed: dict[str, str] = field(default_factory=dict)  # directories that do not serve, and why
+
+
+class SsdTier:
+    """Thread-safe. ``open`` first, ``close`` last; in between, ``start`` for a thread of its own."""
+
+    def __init__(
+        self,
+        directories: Sequence[DirectorySpec],
+        *,
+        payload_bytes: int,
+        checksum: Checksum,
+        policy: RetentionPolicy | None = None,
+        settings: SsdSettings | None = None,
+        clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
+        disk: Disk | None = None,
+        metrics: SsdMetrics | None = None,
+    ) -> None:
+        """Args as in ``BlockGeometry`` and ``verify_block``; ``disk`` and ``wall`` are there for tests.
+
+        Raises:
+            ValueError: No directory, or one without room for a block.
+        """
+        if not directories:
+            raise ValueError("an SSD tier needs a directory")
+        self._settings = settings or SsdSettings()
+        clock = clock or SystemClock()
+        layout = RecordLayout(payload_bytes)
+        self._disk = disk or SystemDisk()
+        threads = self._settings.io_threads
+        self._pools = [
+            ThreadPoolExecutor(threads, f"ssd-{i}") if threads else None for i in range(len(directories))
+        ]
+        self._core = TierCore(
+            layout=layout,
+            policy=policy or RetentionPolicy(),
+            clock=clock,
+            time=TierTime(clock, wall=wall),
+            inventory=Inventory(
+                [
+                    Directory(
+                        self._disk,
+                        spec.folder,
+                        layout,
+                        spec.capacity_bytes // layout.slot_bytes,
+                        pool=pool,
+                        slots_per_file=self._settings.slots_per_file,
+                    )
+                    for spec, pool in zip(directories, self._pools, strict=True)
+                ]
+            ),
+            queue=WriteBehind(self._settings.write_behind_blocks, layout.slot_bytes),
+            metrics=metrics or SsdMetrics.unregistered(),
+        )
+        self._budget = EnduranceBudget(self._settings.bytes_per_day, clock)
+        self._second_hit = SecondHit(self._settings.second_hit_blocks)
+        self._reader, self._writer = Reader(self._core, checksum), Writer(self._core)
+        self._keeper = Keeper(self._core)
+        self._wake = threading.Condition(self._core.lock)
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    @property
+    def layout(self) -> RecordLayout:
+        """Sizes of a record; pages of ``slot_bytes`` on page boundaries are read without a copy."""
+        return self._core.layout
+
+    # --- life ---
+
+    def open(self) -> Opened:
+        """Lock the directories, allocate them, find out what they hold. Call once.
+
+        Raises:
+            DirectoryOwned: One belongs to another store. WrongFormat: One was laid out otherwise.
+            NoUsableDirectory: All failed. A few that fail are quarantined, the rest serve.
+        """
+        core, scanned, failed = self._core, [], {}
+        for directory in core.inventory.directories:
+            try:
+                if not directory.open():
+                    scanned.append(directory.folder)
+            except OSError as error:
+                directory.failed = failed[directory.folder] = f"open: {error}"
+            except (DirectoryOwned, WrongFormat):
+                self.abandon()
+                raise
+        if not core.inventory.serving():
+            self.abandon()
+            raise NoUsableDirectory(failed)
+        self._set_time()
+        core.inventory.load(core.time.now(), core.policy.last_use_step_s)
+        for directory in core.inventory.serving():
+            core.settle(directory)
+            self._keeper.save_time(directory)
+        return Opened(len(core.inventory), tuple(scanned), failed)
+
+    def start(self) -> None:
+        """Write and sweep in a thread from now on."""
+        self._thread = threading.Thread(target=self._run, name="ssd-writer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Store what waits, note last uses, give the directories back."""
+        self._stop_thread()
+        self.flush()
+        self._keeper.save_use()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give the directories back as they are. What waits is lost; that costs misses."""
+        self._stop_thread()
+        for directory in self._core.inventory.directories:
+            directory.close()
+        for pool in self._pools:
+            if pool is not None:
+                pool.shutdown()
+
+    # --- in ---
+
+    def try_put(self, put: BlockPut) -> Admission:
+        """Offer a block; copies it and returns at once. Only ACCEPTED means that it will be stored.
+
+        Raises:
+            CorruptBlock, ValueError: The page has no valid header, or one of another size.
+        """
+        result = self._try_put(put)
+        self._core.metrics.puts.labels(result=result.value).inc()
+        return result
+
+    def put_batch(self, puts: Sequence[BlockPut]) -> list[Admission]:
+        """Store blocks before returning, with as many batches and sweeps as it takes. Not for a step loop."""
+        results = []
+        for put in puts:
+            result = self.try_put(put)
+            if result is Admission.QUEUE_FULL:
+                helped = self.pump()
+            elif result in (Admission.NO_SPACE, Admission.QUOTA):
+                self.flush()  # what waits cannot be evicted
+                helped = self.sweep()
+            else:
+                helped = 0
+            results.append(self.try_put(put) if helped else result)
+        self.flush()
+        return results
+
+    def pump(self) -> int:
+        """Store one batch of what waits; returns its size."""
+        return self._writer.pump(self._settings.batch_blocks)
+
+    def flush(self) -> None:
+        """Store everything that was accepted before, names durable."""
+        while self.pump():
+            pass
+        with self._core.io_lock:
+            for directory in self._core.inventory.serving():
+                self._core.write_names(directory, sync=True)
+
+    # --- out ---
+
+    def contains(self, block_hash: BlockHash) -> bool:
+        """Whether a block is stored; what waits to be written is not, yet."""
+        with self._core.lock:
+            return self._core.inventory.holds(block_hash)
+
+    def longest_prefix(self, hashes: Sequence[BlockHash], *, exact: bool = False) -> int:
+        """How many blocks of a chain are stored from its beginning on; ``exact`` stops at the first tainted one."""
+        with self._core.lock:
+            for count, block_hash in enumerate(hashes):
+                if not self._core.inventory.holds(block_hash):
+                    return count
+                if exact:
+                    place = self._core.inventory.find(block_hash)
+                    if place is None or not place.name.exact:
+                        return count
+        return len(hashes)
+
+    def get_batch(self, hashes: Sequence[BlockHash], pages: Sequence[Bytes]) -> list[BlockHeader | None]:
+        """Read blocks into pages, every byte verified; ``None`` is a miss.
+
+        Args:
+            hashes: Any blocks. pages: As many buffers of at least ``layout.page_bytes`` bytes, contiguous and
+                writable. After a hit a page holds payload, header (as in memory) and zeros; after a miss, anything.
+        """
+        if len(hashes) != len(pages) or any(page.nbytes < self.layout.page_bytes for page in pages):
+            raise ValueError(
+                f"{len(hashes)} blocks need as many pages of {self.layout.page_bytes} bytes or more"
+            )
+        found: list[BlockHeader | None] = []
+        for start in range(0, len(hashes), PORTION):
+            found += self._reader.get(hashes[start : start + PORTION], pages[start : start + PORTION])
+        return found
+
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
+        """These blocks were used, wherever they were found: they stay for another ``floor_s``."""
+        with self._core.lock:
+            self._core.inventory.touch(hashes, self._core.time.now())
+
+    # --- upkeep ---
+
+    def sweep(self) -> int:
+        """Make room as the watermarks and quotas ask; returns how many blocks went."""
+        return self._keeper.sweep()
+
+    def save_use(self) -> int:
+        """Write last uses that the disk has too old; returns how many."""
+        return self._keeper.save_use()
+
+    def delete_tenant(self, tenant: bytes) -> int:
+        """Delete all blocks of a tenant for good, traces included; returns how many were stored."""
+        return self._keeper.delete(lambda name: name.tenant == tenant)
+
+    def delete_root(self, root: bytes) -> int:
+        """Delete all blocks of a model, as named by its root; returns how many were stored."""
+        return self._keeper.delete(lambda name: name.root == root[:ID_BYTES])
+
+    def check(self, *, deep: bool = False) -> None:
+        """Recount: every slot in one state, memory as disk, space accounted for as allocated.
+
+        ``deep`` reads the end of every live record, too.
+
+        Raises:
+            ConservationError: With every problem found.
+        """
+        core = self._core
+        with core.io_lock, core.lock:
+            problems = core.inventory.problems(core.queue.by_tenant())
+            for directory in core.inventory.serving():
+                problems += directory.disk_problems(deep=deep)
+        if problems:
+            raise ConservationError(problems)
+
+    # --- figures, read at scrape time ---
+
+    def slots(self, state: str) -> int:
+        """Slots of serving directories in a state."""
+        with self._core.lock:
+            return sum(d.by_state()[SlotState[state.upper()]] for d in self._core.inventory.serving())
+
+    def directories(self, state: str) -> int:
+        """Directories that are ``serving`` or ``failed``."""
+        serving = len(self._core.inventory.serving())
+        return serving if state == "serving" else len(self._core.inventory.directories) - serving
+
+    def missing(self) -> int:
+        """Slots in no state; anything but 0 is a bug."""
+        with self._core.lock:
+            return sum(d.count - sum(d.by_state().values()) for d in self._core.inventory.serving())
+
+    def figure(self, name: str) -> float:
+        """One of the gauges without labels."""
+        core = self._core
+        with core.lock:
+            if name == "slots_missing":
+                return self.missing()
+            if name == "allocated_bytes":
+                return sum(d.slots.accounted_bytes() for d in core.inventory.serving())
+            if name == "live_bytes":
+                return len(core.inventory) * core.layout.slot_bytes
+            if name == "reserve_used_slots":
+                return core.inventory.reserve_used
+            if name == "queue_blocks":
+                return len(core.queue)
+            if name == "queue_oldest_seconds":
+                return core.queue.oldest_s(core.clock.monotonic())
+            assert name == "achieved_age_seconds", name
+            if core.achieved_age_s is not None:
+                return core.achieved_age_s
+            return core.inventory.oldest_idle_s(core.time.now())
+
+    # --- within ---
+
+    def _try_put(self, put: BlockPut) -> Admission:
+        core, layout = self._core, self._core.layout
+        header = BlockHeader.decode(put.page[layout.payload_bytes : layout.page_bytes].tobytes())
+        if header.payload_bytes != layout.payload_bytes:
+            raise ValueError(
+                f"blocks here have {layout.payload_bytes} payload bytes, got {header.payload_bytes}"
+            )
+        with core.lock:
+            result, pending = self._admit(put, header)
+        if pending is None:
+            return result
+        core.queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]
+        with self._wake:
+            core.queue.enqueue(pending)
+            self._wake.notify()
+        return result
+
+    def _admit(self, put: BlockPut, header: BlockHeader) -> tuple[Admission, Pending | None]:
+        core, slot_bytes = self._core, self._core.layout.slot_bytes
+        inventory, now = core.inventory, core.clock.monotonic()
+        if not inventory.serving():
+            return Admission.NO_DIRECTORY, None
+        place = inventory.find(header.block_hash)
+        if header.block_hash in core.queue.by_hash or (place and (place.name.exact or not header.exact)):
+            inventory.touch([header.block_hash], core.time.now())
+            return Admission.HELD, None
+        if not put.running and not self._second_hit.admits(header.block_hash):
+            return Admission.FIRST_SEEN, None
+        if core.queue.full:
+            return Admission.QUEUE_FULL, None
+        answer, reserve = admit(
+            inventory.space(),
+            core.policy,
+            tenant=put.tenant,
+            tenant_bytes=inventory.tenant_slots[put.tenant] * slot_bytes,
+            slot_bytes=slot_bytes,
+            running=put.running,
+            nothing_may_go=core.nothing_may_go,
+        )
+        if answer is Admission.ACCEPTED and not self._budget.take(slot_bytes):
+            answer = Admission.BUDGET
+        if answer is not Admission.ACCEPTED:
+            self._wake.notify()  # a sweep may help the next one
+            return answer, None
+        allocated = inventory.allocate()
+        assert allocated is not None, "admitted without a free slot"
+        directory, slot = allocated
+        pending = Pending(
+            header, put.parent, put.tenant, put.root[:ID_BYTES], reserve, directory, slot,
+            core.queue.take_buffer(), now,
+        )  # fmt: skip
+        core.queue.announce(pending)
+        inventory.count(put.tenant, reserve)
+        return answer, pending
+
+    def _set_time(self) -> None:
+        core = self._core
+        saved = [d.table.saved_time for d in core.inventory.serving() if d.table.saved_time is not None]
+        latest = core.inventory.latest_use()
+        if saved or latest:
+            core.time.resume(
+                max(saved, default=None), latest_s=latest, max_downtime_s=core.policy.max_downtime_s
+            )
+
+    def _run(self) -> None:
+        saved_at = self._core.clock.monotonic()
+        while True:
+            with self._wake:
+                if not self._core.queue.waiting and not self._stopping:
+                    self._wake.wait(_IDLE_S)
+                if self._stopping:
+                    return
+            self.pump()
+            self.sweep()
+            if self._core.clock.monotonic() - saved_at >= _SAVE_USE_S:
+                saved_at = self._core.clock.monotonic()
+                self._keeper.save_use()
+
+    def _stop_thread(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            with self._wake:
+                self._stopping = True
+                self._wake.notify()
+            self._thread.join()
+            self._thread = None

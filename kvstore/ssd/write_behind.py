@@ -1,0 +1,127 @@
+"""Blocks that were accepted and are not stored yet: copies in a fixed number of buffers. Not thread-safe."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from epdserve.kvstore.block_header import BlockHeader
+from epdserve.kvstore.ssd.directory import Directory
+from epdserve.kvstore.ssd.disk import Bytes
+from epdserve.kvstore.ssd.record import Name
+from epdserve.kvstore.ssd.slots import aligned
+from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
+
+ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPut:
+    """A sealed block on its way in.
+
+    ``page`` holds payload and header, whatever stands behind. ``tenant`` is 16 bytes that name a tenant (a digest,
+    never its key); ``root`` the root of its chain, of which the first 16 bytes are kept. ``running``: a request that
+    runs needs it, so it may take from the reserve.
+    """
+
+    page: Bytes
+    parent: BlockHash | None
+    tenant: bytes
+    root: bytes
+    running: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.tenant) != ID_BYTES or len(self.root) < ID_BYTES:
+            raise ValueError(
+                f"tenant has 16 bytes, root 16 or more; got {len(self.tenant)}, {len(self.root)}"
+            )
+        if self.parent is not None and len(self.parent) != BLOCK_HASH_BYTES:
+            raise ValueError(f"parent must have {BLOCK_HASH_BYTES} bytes, got {len(self.parent)}")
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An accepted block: its buffer, and the slot it will have."""
+
+    header: BlockHeader
+    parent: BlockHash | None
+    tenant: bytes
+    root: bytes
+    reserve: bool
+    directory: Directory
+    slot: int
+    buffer: int
+    accepted_at: float
+    dropped: bool = False  # deleted before it was written
+
+    def name(self, *, sequence: int = 0, now_s: int = 0, crc32c: int = 0) -> Name:
+        """The name it will have."""
+        return Name(
+            self.header.block_hash,
+            self.parent,
+            self.tenant,
+            self.root,
+            sequence=sequence,
+            stored_at=now_s,
+            last_use=now_s,
+            checksum=self.header.checksum,
+            payload_crc32c=crc32c,
+            payload_bytes=self.header.payload_bytes,
+            exact=self.header.exact,
+            reserve=self.reserve,
+        )
+
+
+class WriteBehind:
+    """A bounded queue. Memory is ``blocks`` buffers and nothing else, mapped once."""
+
+    def __init__(self, blocks: int, slot_bytes: int) -> None:
+        if blocks <= 0:
+            raise ValueError(f"write-behind needs room for a block, got {blocks}")
+        self.buffers = aligned(blocks, slot_bytes)
+        self.by_hash: dict[BlockHash, Pending] = {}
+        self._free = deque(range(blocks))
+        self._queue: deque[Pending] = deque()
+
+    def __len__(self) -> int:
+        return len(self.by_hash)
+
+    @property
+    def full(self) -> bool:
+        """No buffer is left: the disk is slower than the arrivals."""
+        return not self._free
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that can be written now."""
+        return len(self._queue)
+
+    def take_buffer(self) -> int:
+        """A buffer to copy into; there is one."""
+        return self._free.popleft()
+
+    def announce(self, pending: Pending) -> None:
+        """The block is on its way: another copy of it need not come."""
+        self.by_hash[pending.header.block_hash] = pending
+
+    def enqueue(self, pending: Pending) -> None:
+        """Its bytes are here."""
+        self._queue.append(pending)
+
+    def batch(self, limit: int) -> list[Pending]:
+        """The oldest blocks that can be written."""
+        return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
+
+    def done(self, pending: Pending) -> None:
+        """Stored or given up: its buffer is free."""
+        if self.by_hash.get(pending.header.block_hash) is pending:
+            del self.by_hash[pending.header.block_hash]
+        self._free.append(pending.buffer)
+
+    def by_tenant(self) -> Counter[bytes]:
+        """Accepted blocks by tenant."""
+        return Counter(pending.tenant for pending in self.by_hash.values())
+
+    def oldest_s(self, now: float) -> float:
+        """How long the oldest block waits."""
+        return max((now - pending.accepted_at for pending in self.by_hash.values()), default=0.0)
