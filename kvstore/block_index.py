@@ -6,16 +6,16 @@ A hint, never a promise: a block may be gone by the time a request arrives. Not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from epdserve.kvstore.holder_table import HolderTable
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
 
 @dataclass(slots=True)
 class _Worker:
-    bit: int  # this worker's bit in the masks of ``BlockIndex``
+    number: int  # of this worker as a holder; its bit in masks
     next_seq: int
-    hashes: set[BlockHash] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class BlockIndex:
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
-        self._holders: dict[BlockHash, int] = {}  # bit mask of workers: one lookup answers for all of them
-        self._free_bits: list[int] = []
+        self._table = HolderTable()  # one lookup answers for all workers
+        self._free_numbers: list[int] = []
         self._snapshots = 0
         self._events = 0
         self._gaps = 0
@@ -54,13 +54,11 @@ class BlockIndex:
         """
         known = self._workers.get(worker)
         if known is None:
-            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._workers)
-            known = self._workers[worker] = _Worker(bit, next_seq)
-        fresh = set(hashes)
-        for block_hash in known.hashes - fresh:
-            self._drop(known, block_hash)
-        for block_hash in fresh - known.hashes:
-            self._add(known, block_hash)
+            number = self._free_numbers.pop() if self._free_numbers else len(self._workers)
+            known = self._workers[worker] = _Worker(number, next_seq)
+        else:
+            self._table.clear(known.number)
+        self._table.add(known.number, tuple(hashes))
         known.next_seq = next_seq
         self._snapshots += 1
 
@@ -75,12 +73,8 @@ class BlockIndex:
             return False
         if events.next_seq <= known.next_seq:
             return True
-        for block_hash in events.added:
-            if block_hash not in known.hashes:
-                self._add(known, block_hash)
-        for block_hash in events.removed:
-            if block_hash in known.hashes:
-                self._drop(known, block_hash)
+        self._table.add(known.number, events.added)
+        self._table.discard(known.number, events.removed)
         known.next_seq = events.next_seq
         self._events += len(events.added) + len(events.removed)
         return True
@@ -89,18 +83,17 @@ class BlockIndex:
         """Drop a worker that is gone; unknown ones are ignored."""
         known = self._workers.pop(worker, None)
         if known is not None:
-            for block_hash in tuple(known.hashes):
-                self._drop(known, block_hash)
-            self._free_bits.append(known.bit)
+            self._table.clear(known.number)
+            self._free_numbers.append(known.number)
 
     def longest_prefix(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
         """Blocks of a chain each worker holds from its start on; workers that hold none are left out."""
-        names = {known.bit: worker for worker, known in self._workers.items()}
+        names = {1 << known.number: worker for worker, known in self._workers.items()}
         lengths: dict[str, int] = {}
         mask = sum(names)
         length = 0
-        for length, block_hash in enumerate(hashes):
-            held = self._holders.get(block_hash, 0) & mask
+        for length, holders in enumerate(self._table.holders(hashes)):
+            held = holders & mask
             if held != mask:
                 if length:
                     _note(lengths, names, mask & ~held, length)
@@ -114,20 +107,8 @@ class BlockIndex:
     def counts(self) -> BlockIndexCounts:
         """Size and news so far."""
         return BlockIndexCounts(
-            len(self._workers), len(self._holders), self._snapshots, self._events, self._gaps
+            len(self._workers), len(self._table), self._snapshots, self._events, self._gaps
         )
-
-    def _add(self, known: _Worker, block_hash: BlockHash) -> None:
-        known.hashes.add(block_hash)
-        self._holders[block_hash] = self._holders.get(block_hash, 0) | known.bit
-
-    def _drop(self, known: _Worker, block_hash: BlockHash) -> None:
-        known.hashes.remove(block_hash)
-        rest = self._holders[block_hash] & ~known.bit
-        if rest:
-            self._holders[block_hash] = rest
-        else:
-            del self._holders[block_hash]
 
 
 def _note(lengths: dict[str, int], names: dict[int, str], mask: int, length: int) -> None:

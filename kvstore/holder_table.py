@@ -1,0 +1,236 @@
+"""From a block's hash to the set of its holders, in flat arrays: some 60 bytes a block however many hold it.
+
+A dictionary takes twice that for a key of 16 bytes, and a set for each holder as much again. Here a block is three
+64-bit numbers: two for its hash, and a bit for each of up to 64 holders; every further 64 holders cost one more. Open
+addressing with linear probing; hashes are random already, so their low bits are the place to begin. Work on the whole
+table (growing, forgetting a holder, loading a snapshot) runs in numpy. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
+
+_PAIR: Final = struct.Struct("<QQ")
+_WORD_BITS: Final = 64
+_MIN_CAPACITY: Final = 1024
+_MAX_LOAD: Final = 0.625  # of slots in use; a miss then looks at 4 on average
+_NEW_LOAD: Final = 0.5  # at most, after a rebuild; at least half of it, which is 96 bytes a block
+_BULK: Final = 4096  # hashes from which numpy beats a loop
+
+# Low words are stored turned by this, so that a pair of zeros is an empty slot. The one hash that would be stored as
+# zeros is never remembered; nobody will meet it.
+_TURN: Final = 0x9E3779B97F4A7C15
+
+Words = npt.NDArray[np.uint64]
+
+
+class HolderTable:
+    """Which holders, small numbers, have which block. Hashes that are not 16 bytes long are taken for unknown."""
+
+    def __init__(self) -> None:
+        self._live = 0  # slots with a holder
+        self._used = 0  # slots with a hash; those without a holder are kept for probing and reused
+        self._words = 1
+        self._allocate(_MIN_CAPACITY)
+
+    def __len__(self) -> int:
+        return self._live
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return 8 * (2 + self._words) * (self._mask + 1)
+
+    def holders(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
+        """Bit mask of the holders of each block in turn, 0 for an unknown one."""
+        lows, highs, bits, mask = self._lows, self._highs, self._bits[0], self._mask
+        for low, high in _pairs(hashes, keep_length=True):
+            low ^= _TURN
+            slot = low & mask
+            while (found := lows[slot]) != low or highs[slot] != high:
+                if not found and not highs[slot]:
+                    break
+                slot = (slot + 1) & mask
+            else:
+                yield bits[slot] if self._words == 1 else self._all_bits(slot)
+                continue
+            yield 0
+
+    def add(self, holder: int, hashes: Sequence[BlockHash]) -> None:
+        """Note that a holder has blocks."""
+        self._make_room_for(holder)
+        if len(hashes) >= _BULK:
+            self._add_in_bulk(holder, hashes)
+            return
+        self._reserve(len(hashes))
+        lows, highs, mask = self._lows, self._highs, self._mask
+        bits, bit = self._bits[holder // _WORD_BITS], 1 << holder % _WORD_BITS
+        alone = self._words == 1  # no other word can hold a bit of the slot
+        for low, high in _pairs(hashes):
+            low ^= _TURN
+            if not (low or high):
+                continue
+            slot = low & mask
+            dead = -1
+            while (found := lows[slot]) != low or highs[slot] != high:
+                if not found and not highs[slot]:
+                    if dead < 0:
+                        self._used += 1
+                    else:
+                        slot = dead
+                    lows[slot], highs[slot] = low, high
+                    break
+                if dead < 0 and not bits[slot] and (alone or not self._all_bits(slot)):
+                    dead = slot
+                slot = (slot + 1) & mask
+            held = bits[slot]
+            if not held and (alone or not self._all_bits(slot)):
+                self._live += 1
+            bits[slot] = held | bit
+
+    def discard(self, holder: int, hashes: Sequence[BlockHash]) -> None:
+        """Note that a holder has blocks no more; those it never had are ignored."""
+        if holder >= self._words * _WORD_BITS:
+            return
+        lows, highs, mask = self._lows, self._highs, self._mask
+        bits, bit = self._bits[holder // _WORD_BITS], 1 << holder % _WORD_BITS
+        alone = self._words == 1
+        for low, high in _pairs(hashes):
+            low ^= _TURN
+            slot = low & mask
+            while (found := lows[slot]) != low or highs[slot] != high:
+                if not found and not highs[slot]:
+                    break
+                slot = (slot + 1) & mask
+            else:
+                held = bits[slot]
+                if held & bit:
+                    bits[slot] = held = held ^ bit
+                    if not held and (alone or not self._all_bits(slot)):
+                        self._live -= 1
+
+    def clear(self, holder: int) -> None:
+        """Note that a holder has nothing."""
+        if holder < self._words * _WORD_BITS:
+            _, _, bits = self._arrays()
+            bits[holder // _WORD_BITS] &= ~_bit(holder)
+            self._live = int(np.count_nonzero(_any(bits)))
+            if self._live < self._mask // 8:
+                self._rebuild(0)
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _allocate(self, capacity: int) -> None:
+        self._mask = capacity - 1
+        # array gives plain ints faster than numpy does; numpy looks at the same memory for whole-table work
+        self._lows, self._highs = (array("Q", bytes(8 * capacity)) for _ in range(2))
+        self._bits = [array("Q", bytes(8 * capacity)) for _ in range(self._words)]
+
+    def _all_bits(self, slot: int) -> int:
+        return sum(bits[slot] << _WORD_BITS * word for word, bits in enumerate(self._bits))
+
+    def _arrays(self) -> tuple[Words, Words, list[Words]]:
+        return (
+            np.frombuffer(self._lows, np.uint64),
+            np.frombuffer(self._highs, np.uint64),
+            [np.frombuffer(bits, np.uint64) for bits in self._bits],
+        )
+
+    def _make_room_for(self, holder: int) -> None:
+        while holder >= self._words * _WORD_BITS:
+            self._bits.append(array("Q", bytes(8 * (self._mask + 1))))
+            self._words += 1
+
+    def _reserve(self, more: int) -> None:
+        if self._used + more > _MAX_LOAD * (self._mask + 1):
+            self._rebuild(more)
+
+    def _add_in_bulk(self, holder: int, hashes: Sequence[BlockHash]) -> None:
+        pairs = np.frombuffer(_joined(hashes), "<u8").reshape(-1, 2)
+        low, high = pairs[:, 0] ^ np.uint64(_TURN), pairs[:, 1]
+        slots = self._find(low, high)
+        known = slots >= 0
+        _, _, bits = self._arrays()
+        known &= (low != 0) | (high != 0)
+        bits[holder // _WORD_BITS][slots[known]] |= _bit(holder)
+        fresh = np.unique(np.stack((low[~known], high[~known]), axis=1), axis=0)
+        self._rebuild(0, fresh[fresh.any(axis=1)], holder)
+
+    def _find(self, low: Words, high: Words) -> npt.NDArray[np.int64]:
+        """Slot of each hash, -1 for an unknown one."""
+        lows, highs, _ = self._arrays()
+        slots = np.full(len(low), -1, np.int64)
+        pending = np.arange(len(low))
+        at = (low & np.uint64(self._mask)).astype(np.int64)
+        while len(pending):
+            here_low, here_high = lows[at], highs[at]
+            hit = (here_low == low[pending]) & (here_high == high[pending])
+            slots[pending[hit]] = at[hit]
+            go_on = ~hit & ((here_low != 0) | (here_high != 0))
+            pending, at = pending[go_on], (at[go_on] + 1) & self._mask
+        return slots
+
+    def _rebuild(self, more: int, fresh: Words | None = None, holder: int = 0) -> None:
+        """Move to a table with room for ``more``, without dead slots and with ``fresh`` hashes of a holder."""
+        lows, highs, bits = self._arrays()
+        live = _any(bits)
+        low, high, held = lows[live], highs[live], [word[live] for word in bits]
+        if fresh is not None:
+            low, high = np.concatenate((low, fresh[:, 0])), np.concatenate((high, fresh[:, 1]))
+            for word, kept in enumerate(held):
+                new = np.full(len(fresh), _bit(holder) if word == holder // _WORD_BITS else 0, np.uint64)
+                held[word] = np.concatenate((kept, new))
+        capacity = _MIN_CAPACITY
+        while len(low) + more > _NEW_LOAD * capacity:
+            capacity *= 2
+        self._allocate(capacity)
+        self._live = self._used = len(low)
+        order, slots = _places(low, capacity)
+        for source, target in zip((low, high, *held), (self._lows, self._highs, *self._bits), strict=True):
+            np.frombuffer(target, np.uint64)[slots] = source[order]
+
+
+def _places(low: Words, capacity: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where linear probing puts hashes into an empty table: an order of them, and the slot of each in it."""
+    home = (low & np.uint64(capacity - 1)).astype(np.int64)
+    order = np.argsort(home, kind="stable")
+    # each goes right behind the one before it, or to its own place if that is further on
+    ranks = np.arange(len(home))
+    slots = np.maximum.accumulate(home[order] - ranks) + ranks
+    over = int(np.count_nonzero(slots >= capacity))
+    if over:  # what runs over the end goes on from the start, into the first free places there
+        first = slots[: len(slots) - over]
+        window = np.ones(len(slots), bool)
+        window[first[first < len(window)]] = False
+        slots[len(slots) - over :] = np.flatnonzero(window)[:over]
+    return order, slots
+
+
+def _pairs(hashes: Sequence[BlockHash], *, keep_length: bool = False) -> Iterator[tuple[int, int]]:
+    return _PAIR.iter_unpack(_joined(hashes, keep_length=keep_length))
+
+
+def _joined(hashes: Sequence[BlockHash], *, keep_length: bool = False) -> bytes:
+    joined = b"".join(hashes)
+    if len(joined) == BLOCK_HASH_BYTES * len(hashes):
+        return joined
+    unknown = _PAIR.pack(_TURN, 0) if keep_length else b""
+    return b"".join(h if len(h) == BLOCK_HASH_BYTES else unknown for h in hashes)
+
+
+def _bit(holder: int) -> np.uint64:
+    return np.uint64(1 << holder % _WORD_BITS)
+
+
+def _any(bits: list[Words]) -> npt.NDArray[np.bool_]:
+    held = bits[0]
+    for word in bits[1:]:
+        held = held | word
+    return np.not_equal(held, 0)
