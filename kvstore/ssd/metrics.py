@@ -14,16 +14,10 @@ _STATES = ("free", "writing", "live", "leaving", "quarantined")
 
 
 class SsdFigures(Protocol):
-    """What gauges read, at scrape time."""
+    """What gauges read, at scrape time; the gauges without labels read methods of their own names."""
 
     def slots(self, state: str) -> int:
         """Slots of serving directories in a state."""
-
-    def missing(self) -> int:
-        """Slots in no state; anything but 0 is a bug."""
-
-    def figure(self, name: str) -> float:
-        """One of the gauges without labels."""
 
     def directories(self, state: str) -> int:
         """Directories that serve, or failed."""
@@ -71,16 +65,16 @@ class SsdMetrics:
         for seconds in idle_s:
             self.idle.observe(seconds)
 
-    def watch(self, tier: SsdFigures) -> None:
+    def watch(self, figures: SsdFigures) -> None:
         """Export the gauges of one tier. Call once per registry."""
         slots = Gauge("epdserve_kvstore_ssd_slots", "Slots by state", ["state"], registry=self._registry)
         for state in _STATES:
-            slots.labels(state=state).set_function(partial(tier.slots, state))
+            slots.labels(state=state).set_function(partial(figures.slots, state))
         directories = Gauge(
             "epdserve_kvstore_ssd_directories", "Drives by state", ["state"], registry=self._registry
         )
         for state in ("serving", "failed"):
-            directories.labels(state=state).set_function(partial(tier.directories, state))
+            directories.labels(state=state).set_function(partial(figures.directories, state))
         for name, text in (
             ("epdserve_kvstore_ssd_slots_missing", "Slots in no state; not 0 means a bug"),
             ("epdserve_kvstore_ssd_allocated_bytes", "Bytes set aside on disk"),
@@ -91,4 +85,4 @@ class SsdMetrics:
             ("epdserve_kvstore_ssd_achieved_age_seconds", "Idle time up to which blocks are really kept"),
         ):
             short = name.removeprefix("epdserve_kvstore_ssd_")
-            Gauge(name, text, registry=self._registry).set_function(partial(tier.figure, short))
+            Gauge(name, text, registry=self._registry).set_function(getattr(figures, short))

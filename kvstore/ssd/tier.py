@@ -18,17 +18,19 @@ from epdserve.kvstore.block_header import BlockHeader, Checksum
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError
 from epdserve.kvstore.ssd.core import TierCore
-from epdserve.kvstore.ssd.directory import SLOTS_PER_FILE, Directory, SlotState
+from epdserve.kvstore.ssd.directory import SLOTS_PER_FILE, Directory
 from epdserve.kvstore.ssd.disk import Bytes, Disk, SystemDisk
 from epdserve.kvstore.ssd.errors import DirectoryOwned, NoUsableDirectory, WrongFormat
+from epdserve.kvstore.ssd.figures import Figures
+from epdserve.kvstore.ssd.intake import Intake
 from epdserve.kvstore.ssd.inventory import Inventory
 from epdserve.kvstore.ssd.keeper import Keeper
 from epdserve.kvstore.ssd.metrics import SsdMetrics
 from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit, TierTime
 from epdserve.kvstore.ssd.reader import PORTION, Reader
 from epdserve.kvstore.ssd.record import RecordLayout
-from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy, admit
-from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending, WriteBehind
+from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy
+from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
 from epdserve.kvstore.ssd.writer import Writer
 from epdserve.kvstore.types import BlockHash
 
@@ -117,8 +119,12 @@ class SsdTier:
             queue=WriteBehind(self._settings.write_behind_blocks, layout.slot_bytes),
             metrics=metrics or SsdMetrics.unregistered(),
         )
-        self._budget = EnduranceBudget(self._settings.bytes_per_day, clock)
-        self._second_hit = SecondHit(self._settings.second_hit_blocks)
+        self._intake = Intake(
+            self._core,
+            EnduranceBudget(self._settings.bytes_per_day, clock),
+            SecondHit(self._settings.second_hit_blocks),
+        )
+        self.figures = Figures(self._core)
         self._reader, self._writer = Reader(self._core, checksum), Writer(self._core)
         self._keeper = Keeper(self._core)
         self._wake = threading.Condition(self._core.lock)
@@ -188,8 +194,13 @@ class SsdTier:
         Raises:
             CorruptBlock, ValueError: The page has no valid header, or one of another size.
         """
-        result = self._try_put(put)
-        self._core.metrics.puts.labels(result=result.value).inc()
+        result, stored_later = self._intake.offer(put)
+        with self._wake:
+            if stored_later or result in (
+                Admission.NO_SPACE,
+                Admission.QUOTA,
+            ):  # a sweep may help the next one
+                self._wake.notify()
         return result
 
     def put_batch(self, puts: Sequence[BlockPut]) -> list[Admission]:
@@ -294,100 +305,7 @@ class SsdTier:
         if problems:
             raise ConservationError(problems)
 
-    # --- figures, read at scrape time ---
-
-    def slots(self, state: str) -> int:
-        """Slots of serving directories in a state."""
-        with self._core.lock:
-            return sum(d.by_state()[SlotState[state.upper()]] for d in self._core.inventory.serving())
-
-    def directories(self, state: str) -> int:
-        """Directories that are ``serving`` or ``failed``."""
-        serving = len(self._core.inventory.serving())
-        return serving if state == "serving" else len(self._core.inventory.directories) - serving
-
-    def missing(self) -> int:
-        """Slots in no state; anything but 0 is a bug."""
-        with self._core.lock:
-            return sum(d.count - sum(d.by_state().values()) for d in self._core.inventory.serving())
-
-    def figure(self, name: str) -> float:
-        """One of the gauges without labels."""
-        core = self._core
-        with core.lock:
-            if name == "slots_missing":
-                return self.missing()
-            if name == "allocated_bytes":
-                return sum(d.slots.accounted_bytes() for d in core.inventory.serving())
-            if name == "live_bytes":
-                return len(core.inventory) * core.layout.slot_bytes
-            if name == "reserve_used_slots":
-                return core.inventory.reserve_used
-            if name == "queue_blocks":
-                return len(core.queue)
-            if name == "queue_oldest_seconds":
-                return core.queue.oldest_s(core.clock.monotonic())
-            assert name == "achieved_age_seconds", name
-            if core.achieved_age_s is not None:
-                return core.achieved_age_s
-            return core.inventory.oldest_idle_s(core.time.now())
-
     # --- within ---
-
-    def _try_put(self, put: BlockPut) -> Admission:
-        core, layout = self._core, self._core.layout
-        header = BlockHeader.decode(put.page[layout.payload_bytes : layout.page_bytes].tobytes())
-        if header.payload_bytes != layout.payload_bytes:
-            raise ValueError(
-                f"blocks here have {layout.payload_bytes} payload bytes, got {header.payload_bytes}"
-            )
-        with core.lock:
-            result, pending = self._admit(put, header)
-        if pending is None:
-            return result
-        core.queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]
-        with self._wake:
-            core.queue.enqueue(pending)
-            self._wake.notify()
-        return result
-
-    def _admit(self, put: BlockPut, header: BlockHeader) -> tuple[Admission, Pending | None]:
-        core, slot_bytes = self._core, self._core.layout.slot_bytes
-        inventory, now = core.inventory, core.clock.monotonic()
-        if not inventory.serving():
-            return Admission.NO_DIRECTORY, None
-        place = inventory.find(header.block_hash)
-        if header.block_hash in core.queue.by_hash or (place and (place.name.exact or not header.exact)):
-            inventory.touch([header.block_hash], core.time.now())
-            return Admission.HELD, None
-        if not put.running and not self._second_hit.admits(header.block_hash):
-            return Admission.FIRST_SEEN, None
-        if core.queue.full:
-            return Admission.QUEUE_FULL, None
-        answer, reserve = admit(
-            inventory.space(),
-            core.policy,
-            tenant=put.tenant,
-            tenant_bytes=inventory.tenant_slots[put.tenant] * slot_bytes,
-            slot_bytes=slot_bytes,
-            running=put.running,
-            nothing_may_go=core.nothing_may_go,
-        )
-        if answer is Admission.ACCEPTED and not self._budget.take(slot_bytes):
-            answer = Admission.BUDGET
-        if answer is not Admission.ACCEPTED:
-            self._wake.notify()  # a sweep may help the next one
-            return answer, None
-        allocated = inventory.allocate()
-        assert allocated is not None, "admitted without a free slot"
-        directory, slot = allocated
-        pending = Pending(
-            header, put.parent, put.tenant, put.root[:ID_BYTES], reserve, directory, slot,
-            core.queue.take_buffer(), now,
-        )  # fmt: skip
-        core.queue.announce(pending)
-        inventory.count(put.tenant, reserve)
-        return answer, pending
 
     def _set_time(self) -> None:
         core = self._core

@@ -92,7 +92,7 @@ def test_an_exact_block_takes_the_place_of_a_tainted_one(tmp_path: Path) -> None
     assert tier.put_batch([put_of(block, exact=False)]) == [Admission.HELD]
     assert same(read(tier, [block])[0], block, exact=True, version=1)
     assert tier.longest_prefix([*BLOCKS[:2], name("none")], exact=True) == 2
-    assert tier.slots("live") == 2
+    assert tier.figures.slots("live") == 2
     tier.check(deep=True)
     tier.abandon()
     (tmp_path / "a" / "names.tbl").unlink()
@@ -132,7 +132,7 @@ def test_one_unusable_directory_leaves_the_others_to_serve(tmp_path: Path) -> No
     assert list(tier.open().failed) == [str(tmp_path / "bad")]
     tier.put_batch([put_of(block) for block in BLOCKS])
     assert all(same(page, block) for page, block in zip(read(tier, BLOCKS), BLOCKS, strict=True))
-    assert (tier.directories("serving"), tier.directories("failed")) == (1, 1)
+    assert (tier.figures.directories("serving"), tier.figures.directories("failed")) == (1, 1)
     tier.close()
     with pytest.raises(NoUsableDirectory):
         make_tier([tmp_path / "bad"]).open()

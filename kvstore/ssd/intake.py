@@ -1,0 +1,84 @@
+"""The door of the tier: what is let in, copied, and queued. Never waits for a disk."""
+
+from __future__ import annotations
+
+from epdserve.kvstore.block_header import BlockHeader
+from epdserve.kvstore.ssd.core import TierCore
+from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit
+from epdserve.kvstore.ssd.retention import Admission, admit
+from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending
+
+
+class Intake:
+    """Thread-safe."""
+
+    def __init__(self, core: TierCore, budget: EnduranceBudget, second_hit: SecondHit) -> None:
+        self._core, self._budget, self._second_hit = core, budget, second_hit
+
+    def offer(self, put: BlockPut) -> tuple[Admission, bool]:
+        """Let a block in or not; says whether something waits to be written now.
+
+        Raises:
+            CorruptBlock, ValueError: The page has no valid header, or one of another size.
+        """
+        core, layout = self._core, self._core.layout
+        header = BlockHeader.decode(put.page[layout.payload_bytes : layout.page_bytes].tobytes())
+        if header.payload_bytes != layout.payload_bytes:
+            raise ValueError(f"blocks here have {layout.payload_bytes} bytes, got {header.payload_bytes}")
+        with core.lock:
+            result = self._decide(put, header)
+            pending = self._take(put, header, reserve=result[1]) if result[0] is Admission.ACCEPTED else None
+        core.metrics.puts.labels(result=result[0].value).inc()
+        if pending is None:
+            return result[0], False
+        core.queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]
+        with core.lock:
+            core.queue.enqueue(pending)
+        return result[0], True
+
+    def _decide(self, put: BlockPut, header: BlockHeader) -> tuple[Admission, bool]:
+        core, inventory = self._core, self._core.inventory
+        slot_bytes = core.layout.slot_bytes
+        if not inventory.serving():
+            return Admission.NO_DIRECTORY, False
+        place = inventory.find(header.block_hash)
+        better = place is None or (header.exact and not place.name.exact)
+        if header.block_hash in core.queue.by_hash or not better:
+            inventory.touch([header.block_hash], core.time.now())
+            return Admission.HELD, False
+        if not put.running and not self._second_hit.admits(header.block_hash):
+            return Admission.FIRST_SEEN, False
+        if core.queue.full:
+            return Admission.QUEUE_FULL, False
+        answer, reserve = admit(
+            inventory.space(),
+            core.policy,
+            tenant=put.tenant,
+            tenant_bytes=inventory.tenant_slots[put.tenant] * slot_bytes,
+            slot_bytes=slot_bytes,
+            running=put.running,
+            nothing_may_go=core.nothing_may_go,
+        )
+        if answer is Admission.ACCEPTED and not self._budget.take(slot_bytes):
+            return Admission.BUDGET, False
+        return answer, reserve
+
+    def _take(self, put: BlockPut, header: BlockHeader, *, reserve: bool) -> Pending:
+        core = self._core
+        allocated = core.inventory.allocate()
+        assert allocated is not None, "admitted without a free slot"
+        directory, slot = allocated
+        pending = Pending(
+            header=header,
+            parent=put.parent,
+            tenant=put.tenant,
+            root=put.root[:ID_BYTES],
+            reserve=reserve,
+            directory=directory,
+            slot=slot,
+            buffer=core.queue.take_buffer(),
+            accepted_at=core.clock.monotonic(),
+        )
+        core.queue.announce(pending)
+        core.inventory.count(put.tenant, reserve)
+        return pending
