@@ -121,7 +121,8 @@ class Generator:
             thinking=body.thinking_switch, effort=body.asked_effort, default_thinking=True
         )
         chat = self._renderer.render(
-            ChatPrompt(body.messages, effort, body.tools or (), body.tool_choice, None, body.stops)
+            ChatPrompt(body.messages, effort, body.tools or (), body.tool_choice, None, body.stops),
+            max_tokens=self._engine.max_context_tokens,
         )
         return _Asked(chat, _sampling(body), bool(body.exact))
 

@@ -150,6 +150,11 @@ class LocalEngine:
         ]
         return [request.done.result(timeout_s) for request in started]
 
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt that is taken."""
+        return self._prefill.max_context_tokens
+
     def leaked_pages(self) -> int:
         """Pages and slots held although nothing runs; 0 unless something was forgotten."""
         return self.prefill_runner.leaked_pages() + self.decode_runner.leaked_pages()

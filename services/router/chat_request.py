@@ -20,6 +20,8 @@ from epdserve.services.types import Effort, SamplingParams
 
 # Below this, parsing and rendering cost less than the way to a thread and back
 _IN_THREAD_ABOVE_BYTES: Final = 32 * 1024
+# Above this, one at a time: encoding takes some 250 times its bytes in memory
+_ALONE_ABOVE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ async def prepare_chat(raw: bytes, parts: RouterParts, caller: Caller) -> ChatCa
     Raises:
         InvalidRequest, ModelNotFound: As the message says; ``param`` names the field.
     """
-    if len(raw) > _IN_THREAD_ABOVE_BYTES:
+    if len(raw) > _ALONE_ABOVE_BYTES:
+        async with parts.heavy_renders:
+            body, chat = await asyncio.to_thread(_parse_and_render, raw, parts)
+    elif len(raw) > _IN_THREAD_ABOVE_BYTES:
         body, chat = await asyncio.to_thread(_parse_and_render, raw, parts)
     else:
         body, chat = _parse_and_render(raw, parts)
@@ -84,7 +89,7 @@ def _parse_and_render(raw: bytes, parts: RouterParts) -> tuple[ChatBody, Rendere
         default_thinking=parts.config.default_thinking,
     )
     prompt = ChatPrompt(body.messages, effort, body.tools or (), body.tool_choice, None, body.stops)
-    return body, parts.renderer.render(prompt)
+    return body, parts.renderer.render(prompt, max_tokens=_context_tokens(parts))
 
 
 def _json(raw: bytes) -> Any:
@@ -124,9 +129,7 @@ def _official(temperature: float, top_p: float, effort: Effort | None) -> tuple[
 
 def _max_tokens(body: ChatBody, prompt_tokens: int, parts: RouterParts) -> int:
     """Tokens the answer may take: what was asked for, else the rest of the context, capped if a cap is set."""
-    context = parts.config.max_context_tokens
-    if (served := parts.placer.max_context_tokens()) is not None:
-        context = min(context, served)
+    context = _context_tokens(parts)
     asked = body.completion_limit
     room = context - prompt_tokens
     if room < 1 or (asked is not None and asked > room):
@@ -136,3 +139,10 @@ def _max_tokens(body: ChatBody, prompt_tokens: int, parts: RouterParts) -> int:
     if asked is not None:
         return asked
     return min(room, parts.config.max_completion_tokens or room)
+
+
+def _context_tokens(parts: RouterParts) -> int:
+    """Tokens of prompt and answer together: the setting's, or what the workers hold if that is less."""
+    served = parts.placer.max_context_tokens()
+    context = parts.config.max_context_tokens
+    return context if served is None else min(context, served)

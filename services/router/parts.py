@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ class RouterParts:
     admission: Admission
     bodies: ByteBudget
     keys: KeyRing
+    heavy_renders: asyncio.Semaphore
     metrics: RouterMetrics
 
     @property
@@ -76,5 +78,6 @@ def assemble(
         admission=Admission(door, clock),
         bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
         keys=KeyRing.from_file(config.keys_file),
+        heavy_renders=asyncio.Semaphore(1),
         metrics=metrics if metrics is not None else RouterMetrics(),
     )

@@ -17,6 +17,7 @@ from typing import Any, Final
 import deepseek_recipe as recipe
 import orjson
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.router.http_errors import ContextTooLong
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.types import Effort, TokenIds, token_ids
 
@@ -66,10 +67,14 @@ class ChatRenderer:
         self._options = recipe.ConversionOptions()
         self._splice_at, self._spliced_ids = self._find_effort_number()
 
-    def render(self, prompt: ChatPrompt) -> RenderedChat:
+    def render(self, prompt: ChatPrompt, *, max_tokens: int) -> RenderedChat:
         """Token ids of a chat, generation header included.
 
+        Text that cannot fit ``max_tokens`` however it is cut is refused before it is encoded: encoding takes some 250
+        times its bytes in memory.
+
         Raises:
+            ContextTooLong: The prompt has more than ``max_tokens`` tokens for certain.
             InvalidRequest: The recipe refuses the messages, the tools or what they are combined with.
         """
         conversion = self._convert(prompt)
@@ -77,6 +82,11 @@ class ChatRenderer:
         if any(message.image_sources for message in conversation.messages):
             raise InvalidRequest(
                 "this deployment serves text only: image parts are refused", param="messages"
+            )
+        text_bytes = len(self._encoding.render_conversation(conversation).prompt.encode())
+        if (least := text_bytes // self._tokenizer.longest_token_bytes) > max_tokens:
+            raise ContextTooLong(
+                f"the context holds {max_tokens} tokens: the messages have at least {least}", param="messages"
             )
         ids = self._encoding.encode(conversation)
         if prompt.effort is not None and prompt.effort.level not in _NAMES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import deepseek_recipe as recipe
+import orjson
 
 
 class RouterTokenizer:
@@ -19,10 +20,17 @@ class RouterTokenizer:
         eos_id: The only id that ends an answer.
         think_end_id: Ends the reasoning.
         dsml_id: Starts tool call markup, also inside the reasoning.
+        longest_token_bytes: No token stands for more text than this.
     """
 
-    def __init__(self, native: recipe.Tokenizer) -> None:
-        self.native = native
+    def __init__(self, tokenizer_json: str) -> None:
+        """Take the contents of ``tokenizer.json``.
+
+        Raises:
+            ValueError: It is no tokenizer, or lacks a marker of the V4.1 chat layout.
+        """
+        self.native = native = recipe.Tokenizer.from_str(tokenizer_json)
+        self.longest_token_bytes = _longest_token_bytes(tokenizer_json)
         # Takes a copy of the tokenizer, 0.2 s for the real one: once a process, not once a renderer
         self.encoding = recipe.DeepseekV41Encoding().with_tokenizer(native)
         self.eos_id = _marker_id(native, recipe.SpecialToken.Eos)
@@ -48,7 +56,7 @@ class RouterTokenizer:
         path = model_dir / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {model_dir}")
-        return cls(recipe.Tokenizer.from_file(str(path)))
+        return cls(path.read_text(encoding="utf-8"))
 
     def number_ids(self, number: int) -> list[int]:
         """Ids of a decimal number that stands alone (digit groups never merge with their neighbours)."""
@@ -60,3 +68,10 @@ def _marker_id(native: recipe.Tokenizer, marker: recipe.SpecialToken) -> int:
     if len(ids) != 1:
         raise ValueError(f"the tokenizer has no token {marker.default_str()}: it encodes to {len(ids)} ids")
     return ids[0]
+
+
+def _longest_token_bytes(tokenizer_json: str) -> int:
+    """Bytes of the longest entry; an entry of a byte-level vocabulary has a character a byte, an added token more."""
+    entries = orjson.loads(tokenizer_json)
+    added = (len(token["content"].encode()) for token in entries.get("added_tokens", ()))
+    return max(max(map(len, entries["model"]["vocab"])), max(added, default=0))

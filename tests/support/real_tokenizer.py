@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from importlib.resources import files
 
-import deepseek_recipe as recipe
 from epdserve.services.router.tokenizer import RouterTokenizer
 
 _RENAMED = {"<｜place▁holder▁no▁799｜>": "<｜System｜>", "<｜image2｜>": "<｜deepseek_image｜>"}
@@ -24,4 +23,4 @@ def real_tokenizer_json() -> str:
 @functools.cache
 def real_tokenizer() -> RouterTokenizer:
     """The real tokenizer, ready for the router."""
-    return RouterTokenizer(recipe.Tokenizer.from_str(real_tokenizer_json()))
+    return RouterTokenizer(real_tokenizer_json())

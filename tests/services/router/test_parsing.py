@@ -86,7 +86,7 @@ def parse(
     prompt = ChatPrompt([{"role": "user", "content": "x"}], effort, [TOOL] if tools else (), None, None, stop)
     results = []
     for batches in ([output], [[token] for token in output]):
-        parser = OutputParser(renderer.render(prompt), real_tokenizer())
+        parser = OutputParser(renderer.render(prompt, max_tokens=2**20), real_tokenizer())
         parsed = Parsed()
         for batch in batches:
             parsed.take(parser.push(batch))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.router.http_errors import ContextTooLong
 from epdserve.services.router.rendering import ChatPrompt, ChatRenderer
 from epdserve.services.types import Effort
 from support.real_tokenizer import real_tokenizer
@@ -36,7 +37,9 @@ def system(text: str) -> dict[str, Any]:
 def ids(
     renderer: ChatRenderer, *messages: dict[str, Any], effort: Effort | None = HIGH, **more: Any
 ) -> list[int]:
-    tokens: list[int] = renderer.render(ChatPrompt(messages, effort, **more)).tokens.tolist()
+    tokens: list[int] = renderer.render(
+        ChatPrompt(messages, effort, **more), max_tokens=2**20
+    ).tokens.tolist()
     return tokens
 
 
@@ -214,3 +217,11 @@ def test_two_thousand_messages_render(renderer: ChatRenderer) -> None:
     turns = [user("hi"), {"role": "assistant", "content": "yes"}] * 1000
     got = ids(renderer, *turns, user("bye"))
     assert got.count(USER) == 1001
+
+
+def test_text_that_fits_in_no_way_is_refused_before_it_is_encoded(renderer: ChatRenderer) -> None:
+    """The longest token of the real vocabulary has 128 bytes, so 12,900 bytes are 100 tokens at least."""
+    prompt = ChatPrompt((user("a" * 12_900),), None)
+    with pytest.raises(ContextTooLong, match="the context holds 99 tokens: the messages have at least 10"):
+        renderer.render(prompt, max_tokens=99)
+    assert len(renderer.render(prompt, max_tokens=12_900).tokens) > 100
