@@ -1,0 +1,92 @@
+"""Blocks into and out of the host cache, against plain copies of the same blocks."""
+
+import numpy as np
+from epdserve.kernels.checksum import page_checksums_numpy
+from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum
+from epdserve.kvstore.host_cache import HostCache
+from epdserve.kvstore.staging import StagingPool
+from epdserve.kvstore.types import BlockHash
+from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, medians_s
+from numpy.typing import NDArray
+
+
+def block_checksum(payload: memoryview, block_hash: bytes) -> int:
+    """The checksum that serving uses, as ``kvstore`` wants it."""
+    words = np.frombuffer(payload, np.uint8)
+    return page_checksums_numpy(words[None], [0], len(payload), [block_hash])[0]
+
+
+def blocks(count: int, seed: int = 0) -> tuple[list[BlockHeader], NDArray[np.uint8]]:
+    """A chain of valid blocks of random bytes: headers, and (count, BLOCK_BYTES) pages."""
+    dice = np.random.default_rng(seed)
+    pages = dice.integers(0, 256, (count, BLOCK_BYTES), np.uint8)
+    headers = []
+    for page in pages:
+        block_hash = BlockHash(dice.bytes(16))
+        checksum = block_checksum(page[:PAYLOAD_BYTES].data, block_hash)
+        header = BlockHeader(block_hash, checksum, PAYLOAD_BYTES, exact=True)
+        page[PAYLOAD_BYTES : PAYLOAD_BYTES + HEADER_BYTES] = np.frombuffer(header.encode(), np.uint8)
+        headers.append(header)
+    return headers, pages
+
+
+class _Bench:
+    def __init__(self, count: int) -> None:
+        self.headers, self.pages = blocks(count)
+        self.hashes = [header.block_hash for header in self.headers]
+        self.sources, self.targets = list(self.pages), list(np.zeros_like(self.pages))
+        self.cache = HostCache(StagingPool("host_cache", slot_bytes=BLOCK_BYTES, count=count))
+
+    def memcpy(self) -> None:
+        for target, source in zip(self.targets, self.sources, strict=True):
+            np.copyto(target, source)
+
+    def sums(self) -> None:
+        for header, page in zip(self.headers, self.pages, strict=True):
+            block_checksum(page[:PAYLOAD_BYTES].data, header.block_hash)
+
+    def put(self, checksum: Checksum | None) -> None:
+        parent = None
+        for header, page in zip(self.headers, self.sources, strict=True):
+            assert self.cache.put(page, header, parent=parent, checksum=checksum)
+            parent = header.block_hash
+
+    def get(self, checksum: Checksum | None) -> None:
+        found = self.cache.copy_prefix(self.hashes, self.targets, checksum=checksum)
+        assert len(found) == len(self.hashes)
+
+    def pin(self) -> None:
+        self.cache.release(self.cache.match(self.hashes))
+
+    def clear(self) -> None:
+        self.cache.delete(self.hashes)
+
+
+def measure(*, count: int = 256, rounds: int = 9) -> Rows:
+    """Put and get, verified and not; ``count`` blocks a round."""
+    bench = _Bench(count)
+    gigabytes = count * BLOCK_BYTES / 1e9
+    # clearing costs a microsecond a block and stands in for the eviction that a full cache would do
+    copy_s, sums_s, clear_s, put_s, _, put_sums_s, get_s, get_sums_s, pin_s = medians_s(
+        bench.memcpy,
+        bench.sums,
+        bench.clear,
+        lambda: bench.put(None),
+        bench.clear,
+        lambda: bench.put(block_checksum),
+        lambda: bench.get(None),
+        lambda: bench.get(block_checksum),
+        bench.pin,
+        rounds=rounds,
+    )
+    del clear_s
+    floor, name = gigabytes / copy_s, "memcpy block by block"
+    yield Row("checksum of blocks", gigabytes / sums_s, "GB/s", floor, name)
+    for what, seconds, least in (
+        ("host cache put", put_s, 0.8),
+        ("host cache put, verified", put_sums_s, 0.5),
+        ("host cache get into pages", get_s, 0.8),
+        ("host cache get into pages, verified", get_sums_s, 0.5),
+    ):
+        yield Row(what, gigabytes / seconds, "GB/s", floor, name, Target(least))
+    yield Row("host cache match and release, no copy", count / pin_s, "blocks/s")

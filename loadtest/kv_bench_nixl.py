@@ -1,0 +1,219 @@
+"""Reads over NIXL between two processes, against copies of the same bytes over the same medium.
+
+UCX picks its transports when it is loaded, so each transport is measured in a reader process of its own:
+
+    python -m epdserve.loadtest.kv_bench_nixl read SHARED_FILE     prints figures as JSON
+    python -m epdserve.loadtest.kv_bench_nixl offer SHARED_FILE    what the reader reads; started by it
+"""
+
+import base64
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from epdserve.kvstore.staging import StagingPool
+from epdserve.kvstore.transfer.base import Copy, TransferState
+from epdserve.kvstore.transfer.nixl import NixlTransfer
+from epdserve.kvstore.types import Endpoint, MemoryRegion, RegionDescriptor
+from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, Row, Rows, Target, medians_s
+
+_MODULE: Final = "epdserve.loadtest.kv_bench_nixl"
+_PATIENCE_S: Final = 120.0
+_BLOCKS: Final = 512  # 56 MiB: beyond the caches
+_MEBI: Final = 1 << 20
+_ROUNDS: Final = 9
+
+
+def measure() -> Rows:
+    """Shared memory, then TCP."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        shared.truncate(_BLOCKS * BLOCK_BYTES)
+        here = _figures(shared.name, "")
+        there = _figures(shared.name, "tcp,self")
+    name = "memcpy from shared memory"
+    for what, key, least in (
+        ("1 MiB a read", "mebi", 0.8),
+        (f"{_BLOCKS * BLOCK_BYTES >> 20} MiB a read", "contiguous", 0.8),
+        (f"{_BLOCKS} blocks, scattered", "scattered", 0.4),
+    ):
+        yield Row(
+            f"NIXL between processes, {what}",
+            here[key],
+            "GB/s",
+            here["memcpy_" + key],
+            name,
+            Target(least),
+        )
+    for what, key, target in (
+        ("contiguous", "contiguous", Target(0.85)),
+        ("blocks, scattered", "scattered", None),
+    ):
+        yield Row(
+            f"NIXL over TCP, {what}", there[key], "GB/s", there["socket"], "a socket pair, blocking", target
+        )
+
+
+def _figures(shared: str, transports: str) -> dict[str, float]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("UCX_TLS", None)
+    if transports:
+        environment["UCX_TLS"] = transports
+    run = subprocess.run(
+        [sys.executable, "-m", _MODULE, "read", shared],
+        env=environment,
+        stdout=subprocess.PIPE,
+        timeout=_PATIENCE_S,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(run.stdout)
+    return figures
+
+
+def offer(shared: str) -> None:
+    """Offer the file's bytes, and the same through a socket, until standard input ends."""
+    memory = _mapped(shared)
+    region = MemoryRegion("blocks", memory.ctypes.data, BLOCK_BYTES, _BLOCKS)
+    memory[:] = np.arange(memory.size, dtype=np.uint32).astype(np.uint8)
+    transfer = NixlTransfer("offer")
+    transfer.register(region)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = transfer.endpoint()
+        metadata = base64.b64encode(endpoint.metadata).decode()
+        print(json.dumps([endpoint.agent, metadata, region.address, server.getsockname()[1]]), flush=True)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(_PATIENCE_S)
+            while connection.recv(1):
+                connection.sendall(memory.data)
+    os.set_blocking(sys.stdin.fileno(), False)
+    while sys.stdin.buffer.read(1) is None:
+        transfer.progress()
+    transfer.close()
+
+
+class _Reader:
+    def __init__(self, shared: str, source: "subprocess.Popen[bytes]") -> None:
+        assert source.stdout is not None
+        agent, metadata, address, self.port = json.loads(_line(source.stdout))
+        self.shared = _mapped(shared)
+        self.pool = StagingPool("pages", slot_bytes=BLOCK_BYTES, count=_BLOCKS)
+        self.slots = [slot for _ in range(_BLOCKS) if (slot := self.pool.acquire()) is not None]
+        self.pages = [self.pool.bytes_of(slot) for slot in self.slots]
+        self.target = np.zeros_like(self.shared)
+        self.transfer = NixlTransfer("reader")
+        self.transfer.register(self.pool.region)
+        region = RegionDescriptor("blocks", address, BLOCK_BYTES, _BLOCKS)
+        # the same memory again in places of one mebibyte
+        mebis = self.shared.size // _MEBI
+        large = RegionDescriptor("mebis", address, _MEBI, mebis)
+        self.transfer.register(MemoryRegion("mebis", self.target.ctypes.data, _MEBI, mebis))
+        self.peer = self.transfer.connect(Endpoint(agent, base64.b64decode(metadata), (region, large)))
+        self.mebis = mebis
+        dice = np.random.default_rng(0)
+        self.order = dice.permutation(_BLOCKS).tolist()
+
+    def read(self, copies: list[Copy]) -> None:
+        ticket = self.transfer.read(self.peer, copies)
+        state = ticket.wait(_PATIENCE_S)
+        if state is not TransferState.DONE:
+            raise RuntimeError(f"read ended as {state}: {ticket.error}")
+
+    def scattered(self) -> None:
+        self.read(
+            [Copy("blocks", there, "pages", here, BLOCK_BYTES) for here, there in enumerate(self.order)]
+        )
+
+    def contiguous(self) -> None:
+        self.read([Copy("blocks", i, "pages", i, BLOCK_BYTES) for i in range(_BLOCKS)])
+
+    def mebi(self) -> None:
+        for i in range(self.mebis):
+            self.read([Copy("mebis", i, "mebis", i, _MEBI)])
+
+    def memcpy_scattered(self) -> None:
+        blocks = self.shared.reshape(_BLOCKS, BLOCK_BYTES)
+        for here, there in enumerate(self.order):
+            np.copyto(self.pages[here], blocks[there])
+
+    def memcpy_contiguous(self) -> None:
+        np.copyto(self.target, self.shared)
+
+    def memcpy_mebi(self) -> None:
+        for at in range(0, self.mebis * _MEBI, _MEBI):
+            np.copyto(self.target[at : at + _MEBI], self.shared[at : at + _MEBI])
+
+    def check(self) -> None:
+        """What was read last, block by block."""
+        blocks = self.shared.reshape(_BLOCKS, BLOCK_BYTES)
+        if not all(np.array_equal(page, block) for page, block in zip(self.pages, blocks, strict=True)):
+            raise RuntimeError("wrong bytes were read")
+
+
+def read(shared: str) -> dict[str, float]:
+    """Figures in GB/s of this process's transport, floors among them."""
+    command = [sys.executable, "-m", _MODULE, "offer", shared]
+    source = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        reader = _Reader(shared, source)
+        figures = {"socket": _socket_rate(reader)}
+        works: dict[str, Callable[[], object]] = {
+            key: getattr(reader, key)
+            for what in ("mebi", "contiguous", "scattered")
+            for key in (what, "memcpy_" + what)
+        }
+        seconds = medians_s(*works.values(), rounds=_ROUNDS)
+        for key, taken in zip(works, seconds, strict=True):
+            nbytes = reader.mebis * _MEBI if key.endswith("mebi") else reader.shared.size
+            figures[key] = float(nbytes) / taken / 1e9
+        reader.contiguous()
+        reader.check()
+        reader.transfer.close()
+        return figures
+    finally:
+        source.kill()
+        source.wait(_PATIENCE_S)
+
+
+def _socket_rate(reader: _Reader) -> float:
+    """Bytes through a blocking TCP connection into memory that is mapped already."""
+    with socket.create_connection(("127.0.0.1", reader.port), timeout=_PATIENCE_S) as connection:
+
+        def fetch() -> None:
+            connection.sendall(b"!")
+            view, done = reader.target.data, 0
+            while done < len(view):
+                got = connection.recv_into(view[done:])
+                if not got:
+                    raise RuntimeError("the other side closed its socket")
+                done += got
+
+        (seconds,) = medians_s(fetch, rounds=_ROUNDS)
+    return float(reader.shared.size) / seconds / 1e9
+
+
+def _mapped(shared: str) -> Any:
+    with Path(shared).open("r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    line = stream.readline()
+    if not line:
+        raise RuntimeError("the other process ended before it was ready")
+    return line
+
+
+if __name__ == "__main__":
+    role, shared_file = sys.argv[1:]
+    if role == "offer":
+        offer(shared_file)
+    else:
+        print(json.dumps(read(shared_file)))
