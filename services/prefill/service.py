@@ -17,7 +17,7 @@ from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import DeadlineExceeded, Draining, Internal, Unavailable
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.prefill.config import PrefillSettings
-from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.prefill.worker import PrefillTask, PrefillWorker
 from epdserve.services.rpc.server import RpcServer, serve_prefill
 from epdserve.services.types import (
     BlockUpdate,
@@ -47,6 +47,7 @@ class PrefillService:
         self._exits = contextlib.AsyncExitStack()
         self._state = WorkerState.STARTING
         self._crashed = False
+        self._tasks: dict[str, PrefillTask] = {}
 
     async def start(self) -> None:
         """Load, listen, take work.
@@ -152,15 +153,17 @@ class PrefillService:
             raise Draining("this worker takes no new work", worker=self._settings.worker)
         task = self._worker.new_task(job)
         self._loop.submit(lambda: self._worker.enqueue(task), lambda error: task.done.set_exception(error))
+        self._tasks[job.request_id] = task
         try:
             async with asyncio.timeout(deadline_s):
                 result = await asyncio.wrap_future(task.done)
         except (asyncio.CancelledError, TimeoutError) as error:
-            self._loop.submit(lambda: self._worker.cancel(task))
-            task.done.add_done_callback(self._take_back)
+            self._undo(task)
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(f"no prefill within {deadline_s} s") from None
             raise
+        finally:
+            self._tasks.pop(job.request_id, None)
         self._transfers.wake()
         return result
 
@@ -171,6 +174,18 @@ class PrefillService:
         held = self._leases.end(LeaseId(lease))
         self._loop.wake()  # a prompt may wait for these pages
         return held
+
+    async def abandon(self, request_id: str) -> None:
+        """Undo a job whose caller has given up, even if its answer has left and was never taken."""
+        if (task := self._tasks.get(request_id)) is not None:
+            self._undo(task)
+        elif (lease := self._worker.lease_of(request_id)) is not None:
+            self._leases.end(lease)
+            self._loop.wake()
+
+    def _undo(self, task: PrefillTask) -> None:
+        self._loop.submit(lambda: self._worker.cancel(task))
+        task.done.add_done_callback(self._take_back)
 
     def _take_back(self, done: Future[PrefillResult]) -> None:
         """The caller went away while its answer was made: nobody will pull, so nothing needs to be held."""

@@ -66,6 +66,7 @@ class PrefillWorker:
         self._limits = RequestLimits.of(runner, settings)
         self._waiting: deque[PrefillTask] = deque()
         self._active: list[PrefillTask] = []
+        self._granted: dict[str, LeaseId] = {}  # by request, while they hold
         self.queued_tokens = 0  # read by heartbeats from another thread
 
     @property
@@ -94,6 +95,10 @@ class PrefillWorker:
             return self._runner.clock.monotonic() - self._waiting[0].queued_at
         except IndexError:  # a metrics scrape may look while the loop takes the last one
             return 0.0
+
+    def lease_of(self, request_id: str) -> LeaseId | None:
+        """The lease that a request's answer carries, while it holds; may be called anywhere."""
+        return self._granted.get(request_id)
 
     def new_task(self, job: PrefillJob) -> PrefillTask:
         """Check a job and make a task of it.
@@ -192,7 +197,9 @@ class PrefillWorker:
         tail = self._runner.stage_tail(request, staging, exit_D)
         blocks = request.pages[: request.sealed_blocks]
         self._runner.blocks.pin(blocks)
-        lease = self._leases.grant(self._lease_ttl_s, lambda: self._end_lease(blocks, staging))
+        name = request.request_id
+        lease = self._leases.grant(self._lease_ttl_s, lambda: self._end_lease(name, blocks, staging))
+        self._granted[name] = lease
         task.staging = None
         self._runner.release(request)
         result = self._result(task, self._handle(request, lease, blocks, tail))
@@ -226,8 +233,9 @@ class PrefillWorker:
             run_ms=1e3 * (now - task.started_at),
         )
 
-    def _end_lease(self, blocks: list[PageId], staging: Slot) -> None:
+    def _end_lease(self, name: str, blocks: list[PageId], staging: Slot) -> None:
         """Runs in whichever thread ends the lease."""
+        self._granted.pop(name, None)
         self._runner.blocks.release(blocks)
         self._runner.staging_slots.release(staging)
 

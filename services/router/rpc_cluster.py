@@ -7,6 +7,7 @@ retired: what still ran on it is lost, and says so with ``WorkerLost`` so that t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Final, NewType, Self, cast
 
 from epdserve.kvstore.block_index import BlockIndex, BlockIndexCounts
 from epdserve.kvstore.types import BlockEvents, BlockHash
-from epdserve.services.errors import Cancelled, WorkerLost
+from epdserve.services.errors import Cancelled, ServiceError, WorkerLost
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster import TokenStream
 from epdserve.services.rpc.client import PrefillClient
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _RECONCILE_S: Final = 0.25
 _FIRST_VIEW_S: Final = 3.0
 _CLOSE_S: Final = 5.0
+_ABANDON_S: Final = 2.0
 _CANCEL_TRIES: Final = 20
 
 Life = NewType("Life", tuple[str, str, str])
@@ -91,7 +93,13 @@ class RpcCluster:
 
     async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
         """One unary call; cancelling it cancels the job."""
-        return await self._prefill_client(self._live(worker)).run(job, deadline_s=timeout_s)
+        client = self._prefill_client(self._live(worker))
+        try:
+            return await client.run(job, deadline_s=timeout_s)
+        except BaseException:
+            # The answer may be under way, with a lease that nobody else knows of.
+            self._later(_abandon(client, job.request_id))
+            raise
 
     def decode(self, worker: str, job: DecodeJob, *, timeout_s: float) -> TokenStream:
         """A share of the worker's stream."""
@@ -175,23 +183,24 @@ class RpcCluster:
         """Forget a life and close what belongs to it in the background."""
         if (watch := self._watches.pop(life, None)) is not None:
             self._index.forget(life[0])
-            self._close_later(_ended(watch))
+            self._later(_ended(watch))
         if (client := self._prefills.pop(life, None)) is not None:
-            self._close_later(client.close())
+            self._later(client.close())
         if (session := self._decodes.pop(life, None)) is not None:
             _log.info("decode worker left", extra={"worker": life[0], "requests": session.live})
             self._past_reconnects += session.reconnects
-            self._close_later(session.close())
+            self._later(session.close())
 
-    def _close_later(self, closing: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(closing, name="close-worker-connection")
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        """Let work run on beside its caller; ``close`` waits for it."""
+        task = asyncio.create_task(work, name="afterwards")
         self._closing.add(task)
         task.add_done_callback(self._closed)
 
     def _closed(self, task: asyncio.Task[None]) -> None:
         self._closing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("closing a connection failed", exc_info=error)
+            _log.warning("closing or abandoning failed", exc_info=error)
 
     async def _watch(self, info: WorkerInfo) -> None:
         async with aclosing(watch_blocks(info.address, role=info.role, token=self._token)) as updates:
@@ -230,6 +239,11 @@ class _SessionStream:
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+async def _abandon(client: PrefillClient, request_id: str) -> None:
+    with contextlib.suppress(ServiceError):  # a worker that is lost holds nothing
+        await client.abandon(request_id, deadline_s=_ABANDON_S)
 
 
 def _life(info: WorkerInfo) -> Life:

@@ -82,6 +82,12 @@ class PrefillClient(WorkerClient):
         call = self._stub.ReleaseLease(request, timeout=deadline_s, metadata=self._metadata)
         return (await called(call, worker=self.worker)).held
 
+    async def abandon(self, request_id: str, *, deadline_s: float) -> None:
+        """Undo a job whose ``run`` was given up: its answer, and the lease in it, may have been under way."""
+        request = prefill_pb2.AbandonRequest(request_id=request_id)
+        call = self._stub.Abandon(request, timeout=deadline_s, metadata=self._metadata)
+        await called(call, worker=self.worker)
+
     async def describe(self, *, deadline_s: float) -> WorkerDescription:
         """Facts of the worker and the door to its memory."""
         request = common_pb2.DescribeRequest()

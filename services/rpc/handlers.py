@@ -43,3 +43,7 @@ class PrefillHandler(WorkerHandler, Protocol):
     async def release_lease(self, lease: str, *, incarnation: str) -> bool:
         """End a lease; whether it still held. A lease of another incarnation never holds."""
         ...
+
+    async def abandon(self, request_id: str) -> None:
+        """Cancel a job, or end the lease it was given: its caller has given up. An unknown job is none."""
+        ...

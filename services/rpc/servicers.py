@@ -107,6 +107,13 @@ class PrefillServicer(WorkerServicer, prefill_pb2_grpc.PrefillServicer):  # type
         work = self._handler.release_lease(request.lease, incarnation=request.incarnation)
         return prefill_pb2.ReleaseLeaseReply(held=await guarded(context, work))
 
+    async def Abandon(  # noqa: N802
+        self, request: prefill_pb2.AbandonRequest, context: Context
+    ) -> prefill_pb2.AbandonReply:
+        """Undo a job whose caller has given up."""
+        await guarded(context, self._handler.abandon(request.request_id))
+        return prefill_pb2.AbandonReply()
+
 
 class DecodeServicer(WorkerServicer, decode_pb2_grpc.DecodeServicer):  # type: ignore[misc]
     """The Decode service: sessions do the work."""

@@ -29,6 +29,7 @@ class FakePrefill:
     def __init__(self) -> None:
         self.jobs: list[PrefillJob] = []
         self.deadlines: list[float | None] = []
+        self.abandoned: list[str] = []
         self.cancelled = 0
         self.error: Exception | None = None
         self.hang = False
@@ -48,6 +49,9 @@ class FakePrefill:
 
     async def release_lease(self, lease: str, *, incarnation: str) -> bool:
         return (lease, incarnation) == ("lease", "1")
+
+    async def abandon(self, request_id: str) -> None:
+        self.abandoned.append(request_id)
 
     async def describe(self) -> WorkerDescription:
         endpoint = TransferEndpoint("agent", b"\x00\xff", (TransferRegion("pages", 1, 2, 3, -1),))

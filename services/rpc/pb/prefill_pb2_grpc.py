@@ -45,6 +45,11 @@ class PrefillStub:
                 request_serializer=epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseRequest.SerializeToString,
                 response_deserializer=epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseReply.FromString,
                 _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/epdserve.v1.Prefill/Abandon',
+                request_serializer=epdserve_dot_v1_dot_prefill__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=epdserve_dot_v1_dot_prefill__pb2.AbandonReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/epdserve.v1.Prefill/Describe',
                 request_serializer=epdserve_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
@@ -74,6 +79,14 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abandon(self, request, context):
+        """The caller of a Run gave up and will never hold its answer, which may be under way: the job is cancelled, or the
+        lease it was given ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -98,6 +111,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.ReleaseLease,
                     request_deserializer=epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseRequest.FromString,
                     response_serializer=epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseReply.SerializeToString,
+            ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=epdserve_dot_v1_dot_prefill__pb2.AbandonRequest.FromString,
+                    response_serializer=epdserve_dot_v1_dot_prefill__pb2.AbandonReply.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -164,6 +182,33 @@ class Prefill:
             '/epdserve.v1.Prefill/ReleaseLease',
             epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseRequest.SerializeToString,
             epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epdserve.v1.Prefill/Abandon',
+            epdserve_dot_v1_dot_prefill__pb2.AbandonRequest.SerializeToString,
+            epdserve_dot_v1_dot_prefill__pb2.AbandonReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,10 @@ class PrefillStub:
     """Fills KV for a prompt. Cancelling the call cancels the job."""
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseLeaseRequest, _prefill_pb2.ReleaseLeaseReply]
     """The reader is done with a handle's pages; the answer says whether the promise still held."""
+    Abandon: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.AbandonRequest, _prefill_pb2.AbandonReply]
+    """The caller of a Run gave up and will never hold its answer, which may be under way: the job is cancelled, or the
+    lease it was given ended.
+    """
     Describe: _grpc.UnaryUnaryMultiCallable[_common_pb2.DescribeRequest, _common_pb2.WorkerDescription]
     WatchBlocks: _grpc.UnaryStreamMultiCallable[_common_pb2.WatchBlocksRequest, _common_pb2.BlockUpdate]
 
@@ -46,6 +50,10 @@ class PrefillAsyncStub(PrefillStub):
     """Fills KV for a prompt. Cancelling the call cancels the job."""
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseLeaseRequest, _prefill_pb2.ReleaseLeaseReply]  # type: ignore[assignment]
     """The reader is done with a handle's pages; the answer says whether the promise still held."""
+    Abandon: _aio.UnaryUnaryMultiCallable[_prefill_pb2.AbandonRequest, _prefill_pb2.AbandonReply]  # type: ignore[assignment]
+    """The caller of a Run gave up and will never hold its answer, which may be under way: the job is cancelled, or the
+    lease it was given ended.
+    """
     Describe: _aio.UnaryUnaryMultiCallable[_common_pb2.DescribeRequest, _common_pb2.WorkerDescription]  # type: ignore[assignment]
     WatchBlocks: _aio.UnaryStreamMultiCallable[_common_pb2.WatchBlocksRequest, _common_pb2.BlockUpdate]  # type: ignore[assignment]
 
@@ -65,6 +73,16 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_pb2.ReleaseLeaseReply, _abc.Awaitable[_prefill_pb2.ReleaseLeaseReply]]:
         """The reader is done with a handle's pages; the answer says whether the promise still held."""
+
+    @_abc_1.abstractmethod
+    def Abandon(
+        self,
+        request: _prefill_pb2.AbandonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_prefill_pb2.AbandonReply, _abc.Awaitable[_prefill_pb2.AbandonReply]]:
+        """The caller of a Run gave up and will never hold its answer, which may be under way: the job is cancelled, or the
+        lease it was given ended.
+        """
 
     @_abc_1.abstractmethod
     def Describe(

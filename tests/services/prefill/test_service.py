@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from epdserve.services.config import ConfigError
-from epdserve.services.errors import Draining, Internal, Unavailable
+from epdserve.services.errors import Cancelled, Draining, Internal, Unavailable
 from epdserve.services.prefill.service import PrefillService, build
 from epdserve.services.types import PrefillJob, token_ids
 from support.engine import TENANT, prompt
@@ -74,6 +74,25 @@ async def test_answer_that_nobody_takes_holds_no_page(service: PrefillService) -
     async with asyncio.timeout(5):
         while service._leases.counts().held:  # noqa: ASYNC110 - ended by a callback in another thread
             await asyncio.sleep(0.005)
+
+
+async def test_an_abandoned_job_leaves_nothing_whether_it_runs_or_has_answered(
+    service: PrefillService,
+) -> None:
+    handle = (await service.run(job(40), deadline_s=10.0)).handle
+    assert service._worker.lease_of("r") == handle.lease
+    await service.abandon("r")
+    assert service._worker.lease_of("r") is None
+    assert not await service.release_lease(handle.lease, incarnation=handle.incarnation)
+    running = asyncio.create_task(service.run(job(700), deadline_s=10.0))
+    while not service._worker.active:  # noqa: ASYNC110 - taken by the step loop
+        await asyncio.sleep(0)
+    await service.abandon("r")
+    with pytest.raises(Cancelled):
+        await running
+    await service.abandon("never heard of")
+    assert service._leases.counts().held == 0
+    assert service._host.runner.leaked_pages() == 0
 
 
 def test_settings_that_do_not_fit_are_told(tmp_path: Path) -> None:

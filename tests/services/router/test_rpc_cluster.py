@@ -225,6 +225,8 @@ async def test_a_cancelled_request_reaches_the_workers(world: World) -> None:
             await asyncio.wait([running])
             if phase == "prefill":
                 await until(lambda: prefill.cancelled == 1, timeout_s=0.5)
+                # its answer could have been under way
+                await until(lambda: prefill.abandoned == [prefill.jobs[0].request_id], timeout_s=0.5)
             else:
                 await until(lambda: not decode.running, timeout_s=0.5)
 

@@ -100,6 +100,11 @@ async def test_bug_of_a_handler_is_internal_and_tells_nothing(
     assert "secret" not in raised.value.message
 
 
+async def test_abandoning_names_the_job(client: PrefillClient, handler: FakePrefill) -> None:
+    await client.abandon("a", deadline_s=5)
+    assert handler.abandoned == ["a"]
+
+
 async def test_cancelled_caller_cancels_the_job(client: PrefillClient, handler: FakePrefill) -> None:
     handler.hang = True
     call = asyncio.create_task(client.run(JOB, deadline_s=30))
