@@ -80,13 +80,12 @@ class BrokenDisk(SystemDisk):
 
     def sync(self, fd: int) -> None:
         path = self._paths.get(fd, "")
-        self._step("sync", path)
-        super().sync(fd)
+        self._step("sync", path)  # the real call would prove nothing here and takes its time
         self._unsynced = [entry for entry in self._unsynced if entry[0] != path]
 
     def rename(self, old: str, new: str) -> None:
         self._step("rename", new)
-        super().rename(old, new)
+        os.rename(old, new)
         moved = [(new if path == old else path, at, data) for path, at, data in self._unsynced]
         self._paths = {fd: new if path == old else path for fd, path in self._paths.items()}
         self._unsynced = moved
@@ -153,5 +152,3 @@ def _poke(path: str, data: bytes, offset: int) -> None:
         with open(path, "r+b") as file:
             file.seek(offset)
             file.write(data)
-            file.flush()
-            os.fdatasync(file.fileno())
