@@ -138,8 +138,7 @@ class HostCache:
                 self._forget(held)
                 self._metrics.evicted["replaced_by_exact"].inc()
             page = PageId(slot.index)
-            self._index.insert(header.block_hash, page, parent)
-            self._index.rest(header.block_hash, self._clock.monotonic())
+            self._index.insert_idle(header.block_hash, page, parent, self._clock.monotonic())
             self._entries[page] = Entry(header, slot)
             self._events.note(header.block_hash, held=True)
         self._metrics.put_new.inc()
@@ -295,8 +294,7 @@ class HostCache:
             if held is None or (header.exact and not held.header.exact):
                 return False
             if not held.pins:
-                self._index.hold(header.block_hash)
-                self._index.rest(header.block_hash, self._clock.monotonic())
+                self._index.touch(header.block_hash, self._clock.monotonic())
         self._metrics.put_again.inc()
         return True
 

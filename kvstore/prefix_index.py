@@ -70,14 +70,24 @@ class PrefixIndex:
 
     def insert(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None) -> None:
         """Add a block that is not held, referenced from the start."""
-        node = self._nodes.setdefault(block_hash, _Node(block_hash))
-        assert node.page is None, f"block {block_hash.hex()} is already held"
-        node.page, node.parent, node.referenced = page, parent, True
-        self._held += 1
-        if parent is not None:
-            # a parent may be unknown here: then its place is kept, so that it is no leaf once it comes
-            self._nodes.setdefault(parent, _Node(parent)).children += 1
+        node = self._add(block_hash, page, parent)
+        node.referenced = True
+        self._turned_busy(node)
+
+    def insert_idle(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None, now: float) -> None:
+        """Add a block that is not held and that nobody references. Costs the same at any depth."""
+        node = self._add(block_hash, page, parent)
+        if node.busy:
             self._turned_busy(node)
+        else:
+            self._evictable += 1
+        self._use(node, now)
+
+    def touch(self, block_hash: BlockHash, now: float) -> None:
+        """Note a use of an unreferenced block that is over already."""
+        node = self._nodes[block_hash]
+        assert not node.referenced, f"block {block_hash.hex()} is referenced"
+        self._use(node, now)
 
     def replace(self, block_hash: BlockHash, page: PageId) -> None:
         """Let another page hold a block that is held and referenced."""
@@ -99,13 +109,11 @@ class PrefixIndex:
         """Note that the last reference to a block is gone."""
         node = self._nodes[block_hash]
         assert node.referenced, f"block {block_hash.hex()} is not referenced"
-        self._ticks += 1
-        node.referenced, node.tick, node.used_at = False, self._ticks, now
+        node.referenced = False
         if not node.busy:
             self._evictable += 1
             self._turned_idle(node)
-        if node.children == 0:
-            self._push_leaf(node)
+        self._use(node, now)
 
     def evict(self) -> Evicted:
         """Drop the least recently used leaf that nobody references.
@@ -151,6 +159,22 @@ class PrefixIndex:
                 above = None if above.parent is None else self._nodes.get(above.parent)
         held = sum(node.page is not None for node in self._nodes.values())
         return held, held - len(busy)
+
+    def _add(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None) -> _Node:
+        node = self._nodes.setdefault(block_hash, _Node(block_hash))
+        assert node.page is None, f"block {block_hash.hex()} is already held"
+        node.page, node.parent = page, parent
+        self._held += 1
+        if parent is not None:
+            # a parent may be unknown here: then its place is kept, so that it is no leaf once it comes
+            self._nodes.setdefault(parent, _Node(parent)).children += 1
+        return node
+
+    def _use(self, node: _Node, now: float) -> None:
+        self._ticks += 1
+        node.tick, node.used_at = self._ticks, now
+        if node.children == 0:
+            self._push_leaf(node)
 
     def _is_idle_leaf(self, node: _Node) -> bool:
         return node.page is not None and not node.referenced and node.children == 0
