@@ -118,7 +118,18 @@ def test_an_image_beyond_the_last_full_block_is_left_out() -> None:
         lambda: ImageDigest(-1, 1, b"d" * 32),
         lambda: ImageDigest(0, 0, b"d" * 32),
     ],
-    ids=str,
+    ids=[
+        "negative-id",
+        "wide-id",
+        "fractions",
+        "two-axes",
+        "no-key",
+        "long-key",
+        "no-block",
+        "short-digest",
+        "negative-place",
+        "no-tokens",
+    ],
 )
 def test_nonsense_is_refused(call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"token|tenant_key|block_tokens|image"):
