@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
-from epdserve.kvstore.block_events import EventBuffer
 from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, verify_block
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, CorruptBlock
 from epdserve.kvstore.host_metrics import HostCacheMetrics
-from epdserve.kvstore.host_pins import Entry, PinnedBlock
-from epdserve.kvstore.prefix_index import PrefixIndex
+from epdserve.kvstore.host_pins import PinnedBlock
+from epdserve.kvstore.host_shelf import Shelf
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes, StagingPool
-from epdserve.kvstore.types import BlockEvents, BlockHash, PageId
+from epdserve.kvstore.types import BlockEvents, BlockHash
+
+_PORTION: Final = 64  # blocks whose slots are taken together
 
 
 class HostCache:
@@ -42,12 +44,7 @@ class HostCache:
         self._clock = clock or SystemClock()
         self._metrics = metrics or HostCacheMetrics.unregistered()
         self._lock = threading.Lock()
-        self._index = PrefixIndex()  # a slot's index is a block's page
-        self._entries: dict[PageId, Entry] = {}
-        self._leaving: set[int] = set()  # slots out of the index that readers still look at
-        self._filling: set[Slot] = set()
-        self._quarantined: set[Slot] = set()
-        self._events = EventBuffer(event_capacity)
+        self._shelf = Shelf(slots, self._clock, event_capacity, self._metrics)
 
     # -- in -------------------------------------------------------------------------------------------------
 
@@ -74,16 +71,39 @@ class HostCache:
             CorruptBlock: The page holds something else. Nothing is kept.
             ValueError: A page of another size.
         """
-        if page.shape != (self._slots.slot_bytes,):
-            raise ValueError(f"a page has {self._slots.slot_bytes} bytes, got {page.shape}")
-        if self._touch(header):
-            return True
-        slot = self.reserve()
-        if slot is None:
-            return False
-        np.copyto(self._slots.bytes_of(slot), page)
-        self.seal(slot, header, parent=parent, checksum=checksum)
-        return True
+        return self.put_chain([page], [header], parent=parent, checksum=checksum) == 1
+
+    def put_chain(
+        self,
+        pages: Sequence[Bytes],
+        headers: Sequence[BlockHeader],
+        *,
+        parent: BlockHash | None,
+        checksum: Checksum | None = None,
+    ) -> int:
+        """``put`` for blocks that follow one another, the first one after ``parent``; cheaper than one by one.
+
+        Returns:
+            How many of them, from the first on, are held now.
+
+        Raises:
+            CorruptBlock: A page holds something else; the ones before it are kept.
+            ValueError: A page of another size, or not as many pages as headers.
+        """
+        if len(pages) != len(headers) or any(page.shape != (self._slots.slot_bytes,) for page in pages):
+            raise ValueError(
+                f"{len(headers)} headers need as many pages of {self._slots.slot_bytes} bytes, "
+                f"got {[page.shape for page in pages]}"
+            )
+        done = 0
+        while done < len(pages):
+            until = done + _PORTION
+            some = self._put_portion(pages[done:until], headers[done:until], parent, checksum)
+            done += some
+            if some < len(headers[done - some : until]):
+                break
+            parent = headers[done - 1].block_hash
+        return done
 
     def reserve(self) -> Slot | None:
         """A slot to fill in place, by a transfer or a disk; evicts as needed. None: all are pinned or being filled.
@@ -91,15 +111,7 @@ class HostCache:
         Ends with ``seal``, ``abort`` or ``quarantine``. The bytes are ``StagingPool.bytes_of``.
         """
         with self._lock:
-            slot = self._slots.acquire()
-            idle_s: list[float] = []
-            while slot is None and self._index.evictable:
-                victim = self._index.evict()
-                idle_s.append(self._clock.monotonic() - victim.used_at)
-                self._forget(self._entries[victim.page])
-                slot = self._slots.acquire()
-            if slot is not None:
-                self._filling.add(slot)
+            slot, idle_s = self._shelf.take()
         if slot is None:
             self._metrics.put_refused.inc()
         if idle_s:
@@ -127,40 +139,23 @@ class HostCache:
                 self._metrics.put_corrupt.inc()
             raise
         with self._lock:
-            self._filling.remove(slot)
-            held = self._find(header.block_hash)
-            if held is not None and (held.header.exact or not header.exact):
-                self._slots.release(slot)
-                self._metrics.put_again.inc()
-                return
-            if held is not None:
-                self._index.drop(header.block_hash)
-                self._forget(held)
-                self._metrics.evicted["replaced_by_exact"].inc()
-            page = PageId(slot.index)
-            self._index.insert_idle(header.block_hash, page, parent, self._clock.monotonic())
-            self._entries[page] = Entry(header, slot)
-            self._events.note(header.block_hash, held=True)
-        self._metrics.put_new.inc()
+            kept = self._shelf.insert(slot, header, parent, self._clock.monotonic())
+        (self._metrics.put_new if kept else self._metrics.put_again).inc()
 
     def abort(self, slot: Slot) -> None:
         """Free a slot that was being filled."""
         with self._lock:
-            self._filling.remove(slot)
-            self._slots.release(slot)
+            self._shelf.abort(slot)
 
     def quarantine(self, slot: Slot) -> None:
         """Set apart a slot that was being filled by a transfer of unknown state."""
         with self._lock:
-            self._filling.remove(slot)
-            self._slots.quarantine(slot)
-            self._quarantined.add(slot)
+            self._shelf.quarantine(slot)
 
     def transfer_over(self, slot: Slot) -> None:
         """Free a quarantined slot: its transfer is known to be over, or its agent closed."""
         with self._lock:
-            self._quarantined.remove(slot)
-            self._slots.transfer_over(slot)
+            self._shelf.transfer_over(slot)
 
     # -- out ------------------------------------------------------------------------------------------------
 
@@ -184,10 +179,11 @@ class HostCache:
         pinned: list[PinnedBlock] = []
         with self._lock:
             for block_hash in hashes:
-                entry = self._find(block_hash)
+                entry = self._shelf.find(block_hash)
                 if entry is None or (exact and not entry.header.exact):
                     break
-                pinned.append(self._pin(entry))
+                self._shelf.pin(entry)
+                pinned.append(PinnedBlock(self, entry, self._slots.readable(entry.slot)))
         if checksum is not None:
             pinned = self._sound_prefix(pinned, checksum)
         self._metrics.looked_up(hits=len(pinned), misses=len(hashes) - len(pinned))
@@ -221,7 +217,7 @@ class HostCache:
         """Length of the longest held prefix in blocks; pins nothing and counts nothing."""
         with self._lock:
             for length, block_hash in enumerate(hashes):
-                if self._index.get(block_hash) is None:
+                if self._shelf.find(block_hash) is None:
                     return length
         return len(hashes)
 
@@ -230,17 +226,16 @@ class HostCache:
         with self._lock:
             now = self._clock.monotonic()
             for block in reversed(list(pinned)):
-                self._unpin(block.end(), now)
+                self._shelf.unpin(block.end(), now)
 
     def delete(self, hashes: Iterable[BlockHash]) -> int:
         """Forget blocks at once, pinned ones too (their readers keep the bytes); returns how many were held."""
         count = 0
         with self._lock:
             for block_hash in hashes:
-                entry = self._find(block_hash)
+                entry = self._shelf.find(block_hash)
                 if entry is not None:
-                    self._index.drop(block_hash)
-                    self._forget(entry)
+                    self._shelf.drop(entry)
                     count += 1
         self._metrics.evicted["deleted"].inc(count)
         return count
@@ -248,26 +243,26 @@ class HostCache:
     # -- about ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._shelf)
 
     def held_bytes(self) -> int:
         """Bytes of the blocks that can be found."""
-        return len(self._entries) * self._slots.slot_bytes
+        return len(self._shelf) * self._slots.slot_bytes
 
     def pinned(self) -> int:
         """Blocks that are being read, deleted ones among them."""
         with self._lock:
-            return sum(entry.pins > 0 for entry in self._entries.values()) + len(self._leaving)
+            return self._shelf.pinned()
 
     def drain_events(self) -> BlockEvents:
         """Changes of the held set since the last call. One reader; it passes batches on to others."""
         with self._lock:
-            return self._events.drain()
+            return self._shelf.events.drain()
 
     def snapshot(self) -> tuple[int, tuple[BlockHash, ...]]:
         """(number of the next event, every hash held). Later batches may repeat what the snapshot holds already."""
         with self._lock:
-            return self._events.next_seq, tuple(self._index.hashes())
+            return self._shelf.events.next_seq, self._shelf.hashes()
 
     def check(self) -> None:
         """Recount everything.
@@ -277,54 +272,74 @@ class HostCache:
         """
         self._slots.check()
         with self._lock:
-            problems = self._problems()
+            problems = self._shelf.problems()
         if problems:
             raise ConservationError(problems)
 
-    # -- under the lock, unless said otherwise --------------------------------------------------------------
+    # -- inside: called without the lock ---------------------------------------------------------------------
 
-    def _find(self, block_hash: BlockHash) -> Entry | None:
-        page = self._index.get(block_hash)
-        return None if page is None else self._entries[page]
-
-    def _touch(self, header: BlockHeader) -> bool:
-        """Not under the lock. Whether the block is held already, or a better one; then it is used now."""
+    def _put_portion(
+        self,
+        pages: Sequence[Bytes],
+        headers: Sequence[BlockHeader],
+        parent: BlockHash | None,
+        checksum: Checksum | None,
+    ) -> int:
+        """As ``put_chain``; all slots are taken before the first is filled."""
+        slots: list[Slot | None] = []  # None: held already
+        idle_s: list[float] = []
         with self._lock:
-            held = self._find(header.block_hash)
-            if held is None or (header.exact and not held.header.exact):
-                return False
-            if not held.pins:
-                self._index.touch(header.block_hash, self._clock.monotonic())
-        self._metrics.put_again.inc()
-        return True
+            now = self._clock.monotonic()
+            for header in headers:
+                slot = None
+                if not self._shelf.touch(header, now):
+                    slot, ages = self._shelf.take()
+                    idle_s += ages
+                    if slot is None:
+                        break
+                slots.append(slot)
+        sound = 0
+        try:
+            for slot, page, header in zip(slots, pages, headers, strict=False):
+                if slot is not None:
+                    row = self._slots.bytes_of(slot)
+                    np.copyto(row, page)
+                    _verify(row, header, checksum)
+                sound += 1
+        except CorruptBlock:
+            self._metrics.put_corrupt.inc()
+            raise
+        finally:
+            new = self._settle(slots, headers, parent, sound)
+            self._metrics.put_new.inc(new)
+            self._metrics.put_again.inc(sound - new)
+            if len(slots) < len(headers):
+                self._metrics.put_refused.inc()
+            if idle_s:
+                self._metrics.made_room(idle_s)
+        return sound
 
-    def _pin(self, entry: Entry) -> PinnedBlock:
-        if not entry.pins:
-            self._index.hold(entry.header.block_hash)
-        entry.pins += 1
-        return PinnedBlock(self, entry, self._slots.readable(entry.slot))
-
-    def _unpin(self, entry: Entry, now: float) -> None:
-        entry.pins -= 1
-        if entry.pins:
-            return
-        if entry.slot.index in self._leaving:
-            self._leaving.remove(entry.slot.index)
-            self._slots.release(entry.slot)
-        else:
-            self._index.rest(entry.header.block_hash, now)
-
-    def _forget(self, entry: Entry) -> None:
-        """Of a block that has just left the index."""
-        del self._entries[PageId(entry.slot.index)]
-        self._events.note(entry.header.block_hash, held=False)
-        if entry.pins:
-            self._leaving.add(entry.slot.index)
-        else:
-            self._slots.release(entry.slot)
+    def _settle(
+        self,
+        slots: Sequence[Slot | None],
+        headers: Sequence[BlockHeader],
+        parent: BlockHash | None,
+        sound: int,
+    ) -> int:
+        """Keep the first ``sound`` of a portion, free the others; returns how many are new."""
+        new = 0
+        with self._lock:
+            now = self._clock.monotonic()
+            for number, slot in enumerate(slots):
+                if slot is not None and number < sound:
+                    new += self._shelf.insert(slot, headers[number], parent, now)
+                elif slot is not None:
+                    self._shelf.abort(slot)
+                parent = headers[number].block_hash
+        return new
 
     def _sound_prefix(self, pinned: list[PinnedBlock], checksum: Checksum) -> list[PinnedBlock]:
-        """Not under the lock. Verify in order; drop the first corrupt block and let go of what follows it."""
+        """Verify in order; drop the first corrupt block and let go of what follows it."""
         for length, block in enumerate(pinned):
             try:
                 verify_block(block.page.data, block.header, checksum)
@@ -338,35 +353,17 @@ class HostCache:
         return pinned
 
     def _drop_corrupt(self, block: PinnedBlock) -> None:
-        """Not under the lock."""
         with self._lock:
-            entry = self._find(block.header.block_hash)
+            entry = self._shelf.find(block.header.block_hash)
             if entry is None or entry.slot != block.slot:
                 return  # somebody dropped or replaced it already
-            self._index.drop(block.header.block_hash)
-            self._forget(entry)
+            self._shelf.drop(entry)
         self._metrics.evicted["corrupt"].inc()
-
-    def _problems(self) -> list[str]:
-        problems = []
-        counts = self._slots.counts()
-        known = len(self._entries) + len(self._leaving) + len(self._filling)
-        if counts.held != known or counts.quarantined != len(self._quarantined):
-            problems.append(f"{counts} of slots, {known} held and {len(self._quarantined)} quarantined here")
-        recounted = self._index.recount()
-        if recounted != (len(self._index), self._index.evictable) or len(self._index) != len(self._entries):
-            problems.append(
-                f"{len(self._entries)} entries, index counts {(len(self._index), self._index.evictable)}, "
-                f"recount gives {recounted}"
-            )
-        for page, entry in self._entries.items():
-            if self._index.get(entry.header.block_hash) != page or entry.slot.index != page or entry.pins < 0:
-                problems.append(f"slot {page} does not fit its block {entry.header.block_hash.hex()}")
-        return problems
 
 
 def _verify(page: Bytes, header: BlockHeader, checksum: Checksum | None) -> None:
+    found = page.data[header.payload_bytes : header.payload_bytes + HEADER_BYTES]
+    if found != header.encode():
+        header.verify(found)  # says which field differs
     if checksum is not None:
         verify_block(page.data, header, checksum)
-    else:
-        header.verify(page.data[header.payload_bytes : header.payload_bytes + HEADER_BYTES])

@@ -161,13 +161,19 @@ class PrefixIndex:
         return held, held - len(busy)
 
     def _add(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None) -> _Node:
-        node = self._nodes.setdefault(block_hash, _Node(block_hash))
+        node = self._node(block_hash)
         assert node.page is None, f"block {block_hash.hex()} is already held"
         node.page, node.parent = page, parent
         self._held += 1
         if parent is not None:
             # a parent may be unknown here: then its place is kept, so that it is no leaf once it comes
-            self._nodes.setdefault(parent, _Node(parent)).children += 1
+            self._node(parent).children += 1
+        return node
+
+    def _node(self, block_hash: BlockHash) -> _Node:
+        node = self._nodes.get(block_hash)
+        if node is None:
+            node = self._nodes[block_hash] = _Node(block_hash)
         return node
 
     def _use(self, node: _Node, now: float) -> None:

@@ -46,10 +46,8 @@ class _Bench:
             block_checksum(page[:PAYLOAD_BYTES].data, header.block_hash)
 
     def put(self, checksum: Checksum | None) -> None:
-        parent = None
-        for header, page in zip(self.headers, self.sources, strict=True):
-            assert self.cache.put(page, header, parent=parent, checksum=checksum)
-            parent = header.block_hash
+        held = self.cache.put_chain(self.sources, self.headers, parent=None, checksum=checksum)
+        assert held == len(self.headers)
 
     def get(self, checksum: Checksum | None) -> None:
         found = self.cache.copy_prefix(self.hashes, self.targets, checksum=checksum)

@@ -89,6 +89,41 @@ def test_a_chain_is_copied_as_far_as_it_is_held(stage: Stage) -> None:
     assert stage.cache.pinned() == 0
 
 
+def test_a_chain_is_put_as_far_as_there_is_room(stage: Stage) -> None:
+    put(stage.cache, "a")
+    headers, pages = zip(*(block(path) for path in ("a", "ab", "abc", "abcd")), strict=True)
+    reader = _held(stage.cache.get(name("a")))
+    assert stage.cache.put_chain(pages, headers, parent=None, checksum=toy_checksum) == 3
+    assert stage.value("puts_total", result="refused") == 1
+    assert stage.value("puts_total", result="duplicate") == 1
+    assert stage.cache.put_chain([], [], parent=None) == 0
+    reader.release()
+    put(stage.cache, "z")  # parents were understood: the last of the chain goes
+    assert set(stage.cache.snapshot()[1]) == {name("a"), name("ab"), name("z")}
+    stage.cache.check()
+
+
+def test_long_chains_are_put_in_portions() -> None:
+    stage = Stage(slots=200)
+    names = [bytes([65 + i // 26, 65 + i % 26]).decode() for i in range(150)]
+    headers, pages = zip(*(block(path) for path in names), strict=True)
+    assert stage.cache.put_chain(pages, headers, parent=None) == 150
+    assert stage.cache.peek([header.block_hash for header in headers]) == 150
+    stage.cache.check()
+
+
+def test_a_corrupt_block_ends_a_chain_and_keeps_what_came_before(stage: Stage) -> None:
+    headers, pages = zip(*(block(path) for path in ("a", "ab", "abc")), strict=True)
+    pages[1][7] ^= 1
+    with pytest.raises(CorruptBlock):
+        stage.cache.put_chain(pages, headers, parent=None, checksum=toy_checksum)
+    assert stage.cache.snapshot()[1] == (name("a"),)
+    assert stage.pool.counts().held == 1
+    with pytest.raises(ValueError, match="as many"):
+        stage.cache.put_chain(pages, headers[:2], parent=None)
+    stage.cache.check()
+
+
 def test_leaves_go_first_then_the_one_unused_for_longest(stage: Stage) -> None:
     for path in ("a", "ab", "z"):
         put(stage.cache, path)
