@@ -34,7 +34,6 @@ class Snapshot:
 
     held: HeldBlocks
     places: Sequence[tuple[Directory, int]]
-    sequences: np.ndarray[tuple[int], np.dtype[np.uint64]]
     tenants: Sequence[bytes]
 
 
@@ -173,7 +172,7 @@ class Inventory:
         return max((now_s - int(use.min()) for use in used if len(use)), default=0)
 
     def snapshot(self) -> Snapshot:
-        """Copy the columns that decide who goes."""
+        """Copy the columns that decide who goes. At least one directory serves."""
         parts, uses = [], []
         places: list[tuple[Directory, int]] = []
         for directory in self.serving():
@@ -181,10 +180,6 @@ class Inventory:
             parts.append(directory.table.rows[live])
             places.extend((directory, int(slot)) for slot in live)
             uses.append(directory.last_use[live])
-        if not parts:
-            empty = np.zeros(0, np.uint64)
-            none = np.zeros(0, np.int64)
-            return Snapshot(HeldBlocks(empty, empty, none, none, none.astype(np.bool_)), [], empty, [])
         rows = np.concatenate(parts)
         tenants, index = np.unique(
             rows["tenant"].astype("V16").view("<u8").reshape(-1, 2), axis=0, return_inverse=True
@@ -195,8 +190,9 @@ class Inventory:
             last_use=np.concatenate(uses),
             tenant=index.reshape(-1).astype(np.int64),
             reserve=(rows["flags"] & RESERVE) != 0,
+            sequence=rows["sequence"].copy(),
         )
-        return Snapshot(held, places, rows["sequence"].copy(), [tenant.tobytes() for tenant in tenants])
+        return Snapshot(held, places, [tenant.tobytes() for tenant in tenants])
 
     def over_quota(self, policy: RetentionPolicy) -> dict[bytes, int]:
         """Slots each tenant holds beyond its quota."""

@@ -98,7 +98,7 @@ class Keeper:
             for index in plan.order.tolist():
                 directory, slot = snapshot.places[index]
                 name = directory.table.name(slot)
-                if name is None or name.sequence != int(snapshot.sequences[index]):
+                if name is None or name.sequence != int(snapshot.held.sequence[index]):
                     continue
                 place = Place(directory, slot, name)
                 used = int(directory.last_use[slot])

@@ -89,7 +89,7 @@ class Space:
     def to_free(self, policy: RetentionPolicy) -> int:
         """Slots a sweep should free: none above the low watermark, up to the high one below it."""
         free = self.general_free(policy)
-        if free >= max(1, self.total * policy.low_free_ratio):
+        if self.total == 0 or free >= max(1, self.total * policy.low_free_ratio):
             return 0
         return max(1, int(np.ceil(self.total * policy.high_free_ratio))) - free
 
@@ -131,6 +131,7 @@ class HeldBlocks:
     last_use: Ints
     tenant: Ints  # index of the tenant
     reserve: Flags
+    sequence: Keys  # order of arrival: decides between blocks that were used in the same second
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def plan_eviction(
         over_quota: Slots that a tenant (by index) has to give up.
     """
     use, depth = _use_and_depth(held)
-    order = np.lexsort((held.key, -depth, use)).astype(np.int64)
+    order = np.lexsort((held.sequence, -depth, use)).astype(np.int64)
     old = now_s - use >= policy.floor_s
     may_go = old if policy.mode is Mode.FLOOR else np.ones_like(old)
     chosen = np.zeros(len(order), np.bool_)
