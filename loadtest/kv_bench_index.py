@@ -11,7 +11,7 @@ from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.blocks import BlockManager
 from epdserve.kvstore.hashing import prefix_hash_chain
 from epdserve.kvstore.types import BlockEvents, BlockHash, PageId
-from epdserve.loadtest.kv_bench_row import Row, Rows, Target, medians_s
+from epdserve.loadtest.kv_bench_row import Row, Rows, Target, times_s
 
 _BLOCK_TOKENS = 128
 
@@ -34,7 +34,7 @@ def _names(prompt_tokens: int, rounds: int) -> Rows:
     for worker in range(8):  # each holds less than the one before
         index.load_snapshot(f"worker-{worker}", 0, chain[: len(chain) * (8 - worker) // 8])
     known = dict.fromkeys(chain, 0)
-    floor_s, chain_s, dict_s, lookup_s = medians_s(
+    floor_s, chain_s, dict_s, lookup_s = times_s(
         lambda: [blake2b(piece, digest_size=16).digest() for piece in pieces],
         lambda: prefix_hash_chain(tokens, block_tokens=_BLOCK_TOKENS, root=bytes(32), tenant_key=b"tenant"),
         lambda: [known[block_hash] for block_hash in chain],
@@ -88,7 +88,7 @@ def _events(count: int, rounds: int) -> Rows:
                 for block_hash in batch:
                     held.discard(block_hash)
 
-    apply_s, sets_s = medians_s(apply, sets, rounds=rounds)
+    apply_s, sets_s = times_s(apply, sets, rounds=rounds)
     events = 4 * len(hashes)
     yield Row(
         f"block events applied, {step} a batch",
@@ -135,7 +135,7 @@ def _pages(count: int, rounds: int) -> Rows:
         """A second set of names, so that the next ``reserve`` evicts and ``seal`` finds nothing."""
         chain[:] = [BlockHash(block_hash[1:] + block_hash[:1]) for block_hash in chain]
 
-    reserve_s, seal_s, release_s, match_s, _, _ = medians_s(
+    reserve_s, seal_s, release_s, match_s, _, _ = times_s(
         reserve,
         seal,
         lambda: manager.release(pages),

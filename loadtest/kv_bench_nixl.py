@@ -24,7 +24,7 @@ from epdserve.kvstore.staging import StagingPool
 from epdserve.kvstore.transfer.base import Copy, TransferState
 from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.kvstore.types import Endpoint, MemoryRegion, RegionDescriptor
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, Row, Rows, Target, medians_s
+from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, Row, Rows, Target, times_s
 
 _MODULE: Final = "epdserve.loadtest.kv_bench_nixl"
 _PATIENCE_S: Final = 120.0
@@ -173,7 +173,7 @@ def read(shared: str) -> dict[str, float]:
             for what in ("mebi", "contiguous", "scattered")
             for key in (what, "memcpy_" + what)
         }
-        seconds = medians_s(*works.values(), rounds=_ROUNDS)
+        seconds = times_s(*works.values(), rounds=_ROUNDS)
         for key, taken in zip(works, seconds, strict=True):
             nbytes = reader.mebis * _MEBI if key.endswith("mebi") else reader.shared.size
             figures[key] = float(nbytes) / taken / 1e9
@@ -199,7 +199,7 @@ def _socket_rate(reader: _Reader) -> float:
                     raise RuntimeError("the other side closed its socket")
                 done += got
 
-        (seconds,) = medians_s(fetch, rounds=_ROUNDS)
+        (seconds,) = times_s(fetch, rounds=_ROUNDS)
     return float(reader.shared.size) / seconds / 1e9
 
 

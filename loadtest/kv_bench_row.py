@@ -1,6 +1,5 @@
 """A measured figure beside its floor, and how both are timed."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,16 +71,19 @@ class Row:
 Rows = Iterator[Row]
 
 
-def medians_s(*works: Callable[[], object], rounds: int) -> list[float]:
-    """Median seconds of each; they take turns, so that a busy neighbour meets all of them alike."""
+def times_s(*works: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of each: the lower quartile, for a core that others use too makes single rounds slow and none fast.
+
+    They take turns, so that a busy neighbour meets all of them alike. The first round warms up and is not counted.
+    """
     seconds: list[list[float]] = [[] for _ in works]
     for number in range(rounds + 1):
         for work, taken in zip(works, seconds, strict=True):
             began = time.perf_counter()
             work()
-            if number:  # the first round warms up
+            if number:
                 taken.append(time.perf_counter() - began)
-    return [statistics.median(taken) for taken in seconds]
+    return [sorted(taken)[(len(taken) - 1) // 4] for taken in seconds]
 
 
 def _short(number: float) -> str:

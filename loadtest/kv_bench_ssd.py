@@ -13,11 +13,9 @@ from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
 from epdserve.kvstore.ssd.retention import Admission
 from epdserve.kvstore.ssd.tier import DirectorySpec, SsdSettings, SsdTier
 from epdserve.kvstore.ssd.write_behind import BlockPut
-from epdserve.kvstore.staging import StagingPool
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_memory import block_checksum, blocks
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, medians_s
-from numpy.typing import NDArray
+from epdserve.loadtest.kv_bench_memory import aligned_pages, block_checksum, blocks
+from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
 
 _THREADS: Final = 4
 _CHUNK_BLOCKS: Final = 16  # of a raw request: 1.75 MiB
@@ -30,7 +28,7 @@ def measure(*, count: int = 256, rounds: int = 5) -> Rows:
     with tempfile.TemporaryDirectory(prefix="epdserve-kv-bench-") as folder:
         raw, tier = _Raw(Path(folder) / "raw", count), _Tier(Path(folder) / "tier", count, rounds + 2)
         try:
-            write_s, _, put_s, read_s, get_s, pick_s, pick_get_s = medians_s(
+            write_s, _, put_s, read_s, get_s, pick_s, pick_get_s = times_s(
                 raw.write,
                 tier.prepare,
                 tier.put,
@@ -114,9 +112,7 @@ class _Tier:
         self.tier = SsdTier([spec], payload_bytes=PAYLOAD_BYTES, checksum=block_checksum, settings=settings)
         self.tier.open()
         _, self.pages = blocks(count)
-        pool = StagingPool("pages", slot_bytes=BLOCK_BYTES, count=count)
-        slots = [slot for _ in range(count) if (slot := pool.acquire()) is not None]
-        self.targets: list[NDArray[np.uint8]] = [pool.bytes_of(slot) for slot in slots]
+        self.targets = aligned_pages(count)
         self.hashes: list[BlockHash] = []
         self.order = np.random.default_rng(1).permutation(count).tolist()
         self.dice = np.random.default_rng(2)
