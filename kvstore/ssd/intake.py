@@ -28,7 +28,7 @@ class Intake:
         with core.lock:
             result = self._decide(put, header)
             pending = self._take(put, header, reserve=result[1]) if result[0] is Admission.ACCEPTED else None
-        core.metrics.puts.labels(result=result[0].value).inc()
+        core.metrics.offered(result[0])
         if pending is None:
             return result[0], False
         core.queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]

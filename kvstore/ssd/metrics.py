@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from epdserve.kvstore.ssd.retention import Admission
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _AGE_BUCKETS_S = (60, 600, 3600, 6 * 3600, 24 * 3600, 48 * 3600, 72 * 3600, 96 * 3600, 7 * 24 * 3600)
@@ -31,6 +32,7 @@ class SsdMetrics:
         counter = partial(Counter, registry=registry)
         self.reads = counter("epdserve_kvstore_ssd_blocks", "Blocks asked for", ["result"])
         self.puts = counter("epdserve_kvstore_ssd_puts", "Blocks offered", ["result"])
+        self._puts_by = {result: self.puts.labels(result=result.value) for result in Admission}
         self.stored = counter("epdserve_kvstore_ssd_stored", "Accepted blocks by outcome", ["result"])
         self.evictions = counter("epdserve_kvstore_ssd_evictions", "Blocks that left", ["reason"])
         self.violations = counter(
@@ -57,6 +59,10 @@ class SsdMetrics:
     def unregistered(cls) -> SsdMetrics:
         """Metrics nobody scrapes."""
         return cls(CollectorRegistry())
+
+    def offered(self, result: Admission) -> None:
+        """A block was let in or not. On the way of every put, so the label is looked up beforehand."""
+        self._puts_by[result].inc()
 
     def evicted(self, reason: str, idle_s: Sequence[int], violations: int) -> None:
         """Blocks went for space or quota; how long each had been idle."""

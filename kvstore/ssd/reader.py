@@ -15,7 +15,7 @@ from epdserve.kvstore.ssd.record import restore_page, verify_record
 from epdserve.kvstore.ssd.slots import aligned, is_aligned
 from epdserve.kvstore.types import BlockHash
 
-PORTION = 64  # blocks read at once: bounds the buffers of pages that direct I/O cannot use
+PORTION = 256  # blocks read at once: bounds the buffers of pages that direct I/O cannot use
 
 
 class Reader:

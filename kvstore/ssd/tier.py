@@ -51,7 +51,7 @@ class SsdSettings:
     """How the tier works; ``RetentionPolicy`` says what it keeps."""
 
     write_behind_blocks: int = 256  # 28 MiB of the real model's blocks
-    batch_blocks: int = 64
+    batch_blocks: int = 128
     io_threads: int = 4  # a drive; 0 does all I/O in the caller's thread, one call after the other
     bytes_per_day: int | None = None  # endurance budget
     second_hit_blocks: int = 0  # remembered first offers; 0 admits at once
