@@ -42,7 +42,7 @@ def measure() -> Rows:
     name = "memcpy from shared memory"
     for what, key, least in (
         ("1 MiB a read", "mebi", 0.8),
-        (f"{_BLOCKS * BLOCK_BYTES >> 20} MiB a read", "contiguous", 0.8),
+        (f"{_BLOCKS * BLOCK_BYTES // _MEBI} MiB a read", "contiguous", 0.8),
         (f"{_BLOCKS} blocks, scattered", "scattered", 0.4),
     ):
         yield Row(
@@ -80,15 +80,20 @@ def _figures(shared: str, transports: str) -> dict[str, float]:
 
 def offer(shared: str) -> None:
     """Offer the file's bytes, and the same through a socket, until standard input ends."""
-    memory = _mapped(shared)
-    region = MemoryRegion("blocks", memory.ctypes.data, BLOCK_BYTES, _BLOCKS)
+    memory, pool = _mapped(shared), StagingPool("blocks", slot_bytes=BLOCK_BYTES, count=_BLOCKS)
     memory[:] = np.arange(memory.size, dtype=np.uint32).astype(np.uint8)
+    for block in memory.reshape(_BLOCKS, BLOCK_BYTES):
+        slot = pool.acquire()
+        assert slot is not None, "a new pool has a slot for each block"
+        pool.bytes_of(slot)[:] = block
     transfer = NixlTransfer("offer")
-    transfer.register(region)
+    transfer.register(pool.region)
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = transfer.endpoint()
         metadata = base64.b64encode(endpoint.metadata).decode()
-        print(json.dumps([endpoint.agent, metadata, region.address, server.getsockname()[1]]), flush=True)
+        print(
+            json.dumps([endpoint.agent, metadata, pool.region.address, server.getsockname()[1]]), flush=True
+        )
         connection, _ = server.accept()
         with connection:
             connection.settimeout(_PATIENCE_S)
@@ -111,7 +116,10 @@ class _Reader:
         self.pool = StagingPool("pages", slot_bytes=BLOCK_BYTES, count=_BLOCKS)
         self.slots = [slot for _ in range(_BLOCKS) if (slot := self.pool.acquire()) is not None]
         self.pages = [self.pool.bytes_of(slot) for slot in self.slots]
-        self.target = np.zeros_like(self.shared)
+        self.plain = StagingPool("target", slot_bytes=self.shared.size, count=1)
+        slot = self.plain.acquire()
+        assert slot is not None, "a new pool has a slot"
+        self.target = self.plain.bytes_of(slot)
         self.transfer = NixlTransfer("reader")
         self.transfer.register(self.pool.region)
         region = RegionDescriptor("blocks", address, BLOCK_BYTES, _BLOCKS)
@@ -136,7 +144,7 @@ class _Reader:
         )
 
     def contiguous(self) -> None:
-        self.read([Copy("blocks", i, "pages", i, BLOCK_BYTES) for i in range(_BLOCKS)])
+        self.read([Copy("mebis", i, "mebis", i, _MEBI) for i in range(self.mebis)])
 
     def mebi(self) -> None:
         for i in range(self.mebis):
@@ -148,16 +156,20 @@ class _Reader:
             np.copyto(self.pages[here], blocks[there])
 
     def memcpy_contiguous(self) -> None:
-        np.copyto(self.target, self.shared)
+        nbytes = self.mebis * _MEBI
+        np.copyto(self.target[:nbytes], self.shared[:nbytes])
 
     def memcpy_mebi(self) -> None:
         for at in range(0, self.mebis * _MEBI, _MEBI):
             np.copyto(self.target[at : at + _MEBI], self.shared[at : at + _MEBI])
 
     def check(self) -> None:
-        """What was read last, block by block."""
+        """What was read last, by ``contiguous`` and by ``scattered``."""
         blocks = self.shared.reshape(_BLOCKS, BLOCK_BYTES)
-        if not all(np.array_equal(page, block) for page, block in zip(self.pages, blocks, strict=True)):
+        sound = np.array_equal(self.target[: self.mebis * _MEBI], self.shared[: self.mebis * _MEBI])
+        for page, there in zip(self.pages, self.order, strict=True):
+            sound = sound and np.array_equal(page, blocks[there])
+        if not sound:
             raise RuntimeError("wrong bytes were read")
 
 
@@ -175,8 +187,9 @@ def read(shared: str) -> dict[str, float]:
         }
         seconds = times_s(*works.values(), rounds=_ROUNDS)
         for key, taken in zip(works, seconds, strict=True):
-            nbytes = reader.mebis * _MEBI if key.endswith("mebi") else reader.shared.size
+            nbytes = reader.shared.size if key.endswith("scattered") else reader.mebis * _MEBI
             figures[key] = float(nbytes) / taken / 1e9
+        reader.target[:] = 0
         reader.contiguous()
         reader.check()
         reader.transfer.close()
