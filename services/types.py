@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from epdserve.services.errors import STATUS, Internal, ServiceError
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
+
+WIRE_VERSION: Final = 1  # goes up when two versions of these processes can no longer talk (proto/README.md)
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1

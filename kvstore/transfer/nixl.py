@@ -38,8 +38,14 @@ _SPLIT_TRANSPORTS: Final = ("tcp", "all", "^")  # what a usable UCX_TLS names, o
 class NixlTransfer:
     """One NIXL agent of this process. See ``Transfer`` for the contract."""
 
-    def __init__(self, name: str, *, metrics: TransferMetrics | None = None) -> None:
+    def __init__(
+        self, name: str, *, loopback_only: bool = False, metrics: TransferMetrics | None = None
+    ) -> None:
         """Create the agent ``name``.
+
+        Args:
+            loopback_only: UCX listens on the loopback device and nowhere else, for all agents of the process. A
+                UCX_NET_DEVICES that is set already wins.
 
         Raises:
             TransferUnavailable: NIXL is missing, has no UCX plug-in, or UCX finds no transport.
@@ -47,6 +53,8 @@ class NixlTransfer:
         self._name = name
         self._metrics = metrics or TransferMetrics.unregistered()
         self._lock = threading.Lock()  # around every call: NIXL itself runs unsynchronised
+        if loopback_only:
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
         self._door = _Door()
         self._agent: Any = self._door.open_agent(f"{name}#{secrets.token_hex(6)}")
         self._regions: dict[str, MemoryRegion] = {}

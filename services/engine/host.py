@@ -1,5 +1,6 @@
 """What both kinds of workers stand on in their process: model, pools, transfer, metrics, facts for heartbeats."""
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,10 +17,8 @@ from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.runner import Runner
 from epdserve.services.errors import Unavailable
 from epdserve.services.observability.metrics import MetricsServer, new_registry
-from epdserve.services.types import TransferEndpoint, WorkerInfo, WorkerRole, WorkerState
+from epdserve.services.types import WIRE_VERSION, TransferEndpoint, WorkerInfo, WorkerRole, WorkerState
 from prometheus_client import CollectorRegistry
-
-WIRE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class EngineHost:
         slot_metrics.watch("state", self.runner.state_slots.counts)
         slot_metrics.watch("staging", self.runner.staging_slots.counts)
         try:
-            self.transfer = NixlTransfer(worker, metrics=transfer_metrics)
+            self.transfer = NixlTransfer(worker, loopback_only=_is_loopback(host), metrics=transfer_metrics)
             for region in self.runner.regions():
                 self.transfer.register(region)
         except TransferUnavailable as error:
@@ -117,3 +116,10 @@ def _open_runner(settings: EngineSettings, clock: Clock, block_metrics: BlockMet
         return Runner(backbone, settings, clock=clock, block_metrics=block_metrics)
     except (ModelError, OSError, ValueError) as error:
         raise Unavailable(f"model {settings.model_dir}: {error}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

@@ -16,7 +16,7 @@ from typing import Final, Self, TypeVar
 
 from epdserve.services.errors import InvalidRequest, Unavailable
 from epdserve.services.rpc.convert_worker import info_from_bytes, info_to_bytes
-from epdserve.services.types import WorkerInfo
+from epdserve.services.types import WIRE_VERSION, WorkerInfo
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -165,9 +165,14 @@ class Registry:
         workers, unreadable = [], 0
         for record in records:
             try:
-                workers.append(info_from_bytes(record))
+                info = info_from_bytes(record)
             except InvalidRequest:
-                unreadable += 1  # of a later version: not ours to route to
+                unreadable += 1
+                continue
+            if info.wire_version == WIRE_VERSION:
+                workers.append(info)
+            else:
+                unreadable += 1  # of another version: not ours to talk to
         return Listing(epoch.decode(), tuple(workers), unreadable)
 
     def _key(self, kind: str, worker: str) -> str:

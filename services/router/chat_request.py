@@ -20,8 +20,8 @@ from epdserve.services.types import Effort, SamplingParams
 
 # Below this, parsing and rendering cost less than the way to a thread and back
 _IN_THREAD_ABOVE_BYTES: Final = 32 * 1024
-# Above this, one at a time: encoding takes some 250 times its bytes in memory
-_ALONE_ABOVE_BYTES: Final = 1024 * 1024
+# Above this, few at a time: encoding takes a core, and some 250 times its bytes in memory
+_HEAVY_ABOVE_BYTES: Final = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def prepare_chat(raw: bytes, parts: RouterParts, caller: Caller) -> ChatCa
     Raises:
         InvalidRequest, ModelNotFound: As the message says; ``param`` names the field.
     """
-    if len(raw) > _ALONE_ABOVE_BYTES:
+    if len(raw) > _HEAVY_ABOVE_BYTES:
         async with parts.heavy_renders:
             body, chat = await asyncio.to_thread(_parse_and_render, raw, parts)
     elif len(raw) > _IN_THREAD_ABOVE_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,6 +79,6 @@ def assemble(
         admission=Admission(door, clock),
         bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
         keys=KeyRing.from_file(config.keys_file),
-        heavy_renders=asyncio.Semaphore(1),
+        heavy_renders=asyncio.Semaphore(max(1, (os.cpu_count() or 1) - 1)),  # one core is the event loop's
         metrics=metrics if metrics is not None else RouterMetrics(),
     )

