@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
-from epdserve.services.errors import InvalidRequest, ServiceError
+from epdserve.services.errors import InvalidRequest, ModelNotFound, ServiceError
+
+_LONGEST_QUOTE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,17 @@ _STATUS_OF_KIND: Final[dict[type[ServiceError], tuple[int, str]]] = {
     NotFound: (404, "not_found"),
     MethodNotAllowed: (405, "method_not_allowed"),
 }
+
+
+def quoted(text: str) -> str:
+    """A client's text as an answer may repeat it: printable, on one line, short."""
+    return repr(text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "...")
+
+
+def unknown_model(asked: str, served: Sequence[str]) -> ModelNotFound:
+    """The error for a model name that is not served here."""
+    known = ", ".join(served)
+    return ModelNotFound(f"the model {quoted(asked)} is not served here; served: {known}", param="model")
 
 
 def status_of(error: ServiceError) -> int:

@@ -18,6 +18,7 @@ import deepseek_recipe as recipe
 import orjson
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.http_errors import ContextTooLong
+from epdserve.services.router.recipe_faults import REFUSALS, Items, located
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.types import Effort, TokenIds, token_ids
 
@@ -95,28 +96,29 @@ class ChatRenderer:
         return RenderedChat(token_ids(ids), prompt.effort, conversion)
 
     def _convert(self, prompt: ChatPrompt) -> recipe.ConversationRequest:
-        body: dict[str, Any] = {
+        frame: dict[str, Any] = {
             "model": _RECIPE_MODEL,
-            "messages": [_corrected(message) for message in prompt.messages],
             "thinking": {"type": "disabled" if prompt.effort is None else "enabled"},
         }
         if prompt.effort is not None:
-            body["reasoning_effort"] = _NAMES.get(prompt.effort.level, _NAMES[_SPLICED])
-        if prompt.tools:
-            body["tools"] = list(prompt.tools)
+            frame["reasoning_effort"] = _NAMES.get(prompt.effort.level, _NAMES[_SPLICED])
         if prompt.tool_choice is not None:
-            body["tool_choice"] = prompt.tool_choice
+            frame["tool_choice"] = prompt.tool_choice
         if prompt.response_format is not None:
-            body["response_format"] = prompt.response_format
+            frame["response_format"] = prompt.response_format
         if prompt.stop:
-            body["stop"] = list(prompt.stop)
-        try:
+            frame["stop"] = list(prompt.stop)
+
+        def convert(messages: Items, tools: Items) -> recipe.ConversationRequest:
+            body = {**frame, "messages": [_corrected(message) for message in messages]}
+            if tools:
+                body["tools"] = list(tools)
             return recipe.ChatCompletionRequest(orjson.dumps(body)).convert(self._options)
-        except recipe.ConversionError as error:
-            raise InvalidRequest(_official_message(error)) from error
-        except (ValueError, TypeError) as error:
-            # Serde's own words: they name types and fields and never quote more than a scalar of the body
-            raise InvalidRequest(str(error)) from error
+
+        try:
+            return convert(prompt.messages, prompt.tools)
+        except REFUSALS as error:
+            raise located(error, convert, prompt.messages, prompt.tools) from error
 
     def _find_effort_number(self) -> tuple[int, list[int]]:
         """Where the number of the effort line stands, and the ids of the number to replace.
@@ -149,10 +151,3 @@ def _corrected(message: dict[str, Any]) -> dict[str, Any]:
     ):
         return {**message, "reasoning_content": message["reasoning"]}
     return message
-
-
-def _official_message(error: recipe.ConversionError) -> str:
-    try:
-        return str(orjson.loads(error.body)["error"]["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return error.body

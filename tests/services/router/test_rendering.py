@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import pytest
@@ -179,26 +180,101 @@ def test_the_content_of_a_tool_call_message_may_be_absent(
     assert ids(renderer, user("x"), {**CALL, **content}, result) == want
 
 
+GOOD_TURNS = [user("hi"), {"role": "assistant", "content": "yes"}] * 3
+
+
 @pytest.mark.parametrize(
-    ("messages", "words"),
+    ("messages", "param", "words"),
     [
-        ([], "Empty input messages"),
-        ([user("x"), {"role": "assistant"}], "content or tool_calls must be set"),
-        ([user("x"), CALL, user("y")], "must be followed by tool messages"),
+        ([], "messages", "Empty input messages"),
+        ([user("x"), {"role": "assistant"}], "messages[1]", "content or tool_calls must be set"),
+        ([user("x"), CALL, user("y")], "messages", "must be followed by tool messages"),
         (
             [user("x"), {"role": "tool", "tool_call_id": "a", "content": "b"}],
+            "messages",
             "must be a response to a preceding",
         ),
-        ([{"role": "user", "content": None}], "content should be a string or a list"),
-        ([{"role": "nobody", "content": "x"}], "unknown variant"),
-        ([{"content": "x"}], "role"),
-        ([{"role": "user", "content": [{"type": "input_audio"}]}], "unknown variant `input_audio`"),
-        ([{"role": "user", "content": 7}], "content"),
+        ([*GOOD_TURNS, {"role": "user"}], "messages[6]", "the field 'content' is missing"),
+        ([{"role": "user", "content": None}], "messages[0]", "content should be a string or a list"),
+        (
+            [user("x"), {"role": "nobody", "content": "x"}],
+            "messages[1]",
+            "'nobody' is not known here, expected",
+        ),
+        ([{"content": "x"}], "messages[0]", "the field 'role' is missing"),
+        (
+            [{"role": "user", "content": [{"type": "input_audio"}]}],
+            "messages[0]",
+            "'input_audio' is not known",
+        ),
+        ([{"role": "user", "content": [7]}], "messages[0]", "an integer stands where an object is expected"),
+        ([{"role": 5, "content": "x"}], "messages[0]", "an integer stands where a string is expected"),
+        ([{"role": "assistant", "tool_calls": 1.5}], "messages[0]", "a number stands where an array is"),
+        ([user("x"), {"role": "assistant", "tool_calls": []}], "messages[1]", "messages[1].tool_calls'"),
+        ([user("x"), {"role": "user", "content": 7}], "messages[1]", "content"),
     ],
 )
-def test_bad_messages_are_refused(renderer: ChatRenderer, messages: list[dict[str, Any]], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+def test_bad_messages_are_refused_and_named(
+    renderer: ChatRenderer, messages: list[dict[str, Any]], param: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(words)) as refused:
         ids(renderer, *messages)
+    assert refused.value.param == param
+    assert param.partition("[")[0] in refused.value.message
+    for technical in ("enum", "struct", "variant", "request body", "`"):
+        assert technical not in refused.value.message
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"properties": schema}
+    return schema
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "words"),
+    [
+        ([WEATHER, {}], "tools[1]", "the field 'type' is missing"),
+        ([WEATHER, {"type": "function"}], "tools[1]", "the field 'function' is missing"),
+        ([{"type": "function", "function": 5}], "tools[0]", "an integer stands where an object is expected"),
+        ([WEATHER, {"type": "web"}], "tools[1]", "'web' is not known here, expected function"),
+        ([WEATHER, WEATHER], "tools", "Tool names must be unique"),
+        ([tool(name="f", parameters=5)], "tools[0]", "Invalid schema for function 'f'"),
+        ([WEATHER, tool(name="a b")], "tools[1]", "Invalid 'tools[1].function.name'"),
+        ([WEATHER, tool(name="f", parameters=nested(150))], "tools[1]", "nested too deeply"),
+        ([WEATHER, tool(name="f", parameters=nested(400))], "tools[1]", "nested too deeply"),
+    ],
+)
+def test_bad_tools_are_refused_and_named(
+    renderer: ChatRenderer, tools: list[dict[str, Any]], param: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(words)) as refused:
+        ids(renderer, user("x"), tools=tools)
+    assert refused.value.param == param
+
+
+def test_a_long_value_is_not_repeated_in_full(renderer: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ids(renderer, {"role": "n\n" * 10_000, "content": "x"})
+    assert len(refused.value.message) < 300
+    assert "\n" not in refused.value.message
+
+
+def test_the_search_for_the_place_is_bounded(renderer: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest, match="messages: the field 'content' is missing") as refused:
+        ids(renderer, *[user("x")] * 5000, {"role": "user"})
+    assert refused.value.param == "messages"
+
+
+def test_what_no_message_and_no_tool_is_to_blame_for_names_neither(renderer: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest, match="Stop string") as refused:
+        ids(renderer, user("x"), stop=["a"] * 17)
+    assert refused.value.param is None
 
 
 def test_images_are_refused_by_name(renderer: ChatRenderer) -> None:
