@@ -25,6 +25,10 @@ _LEVELS: Final[dict[str, int]] = {
 }
 _SWITCHES: Final = ("enabled", "disabled", "adaptive")
 
+# What the two fields take, for errors
+EFFORTS_TAKEN: Final = f"an integer from 1 to 100 or one of {', '.join(('none', *_LEVELS))}"
+SWITCHES_TAKEN: Final = f"one of {', '.join(_SWITCHES)}"
+
 
 def resolve_effort(
     *, thinking: str | None, effort: str | int | None, default_thinking: bool = True
@@ -40,7 +44,7 @@ def resolve_effort(
         InvalidRequest: An unknown name, or a number outside 1..100.
     """
     if thinking is not None and thinking not in _SWITCHES:
-        raise InvalidRequest(f"thinking.type must be one of {', '.join(_SWITCHES)}", param="thinking")
+        raise InvalidRequest(f"thinking.type must be {SWITCHES_TAKEN}", param="thinking")
     level = DEFAULT_EFFORT if effort is None or effort == "none" else _level(effort)
     if thinking == "disabled" or (effort == "none" and thinking is None):
         return None
@@ -52,11 +56,7 @@ def resolve_effort(
 def _level(effort: str | int) -> Effort:
     if isinstance(effort, str):
         if effort not in _LEVELS:
-            known = ", ".join(("none", *_LEVELS))
-            raise InvalidRequest(
-                f"reasoning_effort must be an integer from 1 to 100 or one of {known}",
-                param="reasoning_effort",
-            )
+            raise InvalidRequest(f"reasoning_effort must be {EFFORTS_TAKEN}", param="reasoning_effort")
         return Effort(_LEVELS[effort])
     if not 1 <= effort <= 100:
         raise InvalidRequest(f"reasoning_effort must lie in 1..100, got {effort}", param="reasoning_effort")

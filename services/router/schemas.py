@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.router.effort import EFFORTS_TAKEN, SWITCHES_TAKEN
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 MAX_COMPLETION_TOKENS: Final = 393_216
@@ -193,12 +194,33 @@ def unknown_fields(body: ChatBody) -> int:
     return sum(name not in _NOT_SERVED for name in body.model_extra or ())
 
 
+# Where pydantic's words are about our classes, or about one half of what a field takes.
+_OBJECT_FIELDS: Final = {
+    "thinking": f'an object whose "type" is {SWITCHES_TAKEN}',
+    "stream_options": 'an object such as {"include_usage": true}',
+    "chat_template_kwargs": "an object",
+}
+_TAKEN: Final = {"reasoning_effort": EFFORTS_TAKEN, "type": SWITCHES_TAKEN}
+
+
 def _first_problem(error: ValidationError) -> InvalidRequest:
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     # Of a union's complaints, the one whose type did fit says what is wrong
     problem = next((p for p in problems if not p["type"].endswith("_type")), problems[0])
     names = [str(part) for part in problem["loc"]]
     field = names[0] if names else None
+    if field in _OBJECT_FIELDS:
+        return InvalidRequest(_in_object(field, names[1:], problem["msg"]), param=field)
+    if field in _TAKEN:
+        return InvalidRequest(f"{field} must be {_TAKEN[field]}", param=field)
     # Deeper parts of the place are pydantic's names of union members; the field and an index say enough
     place = "".join([names[0], *(f"[{name}]" for name in names[1:] if name.isdigit())]) if names else "body"
     return InvalidRequest(f"Invalid '{place}': {problem['msg']}", param=field)
+
+
+def _in_object(field: str, inner: list[str], said: str) -> str:
+    if not inner:
+        return f"{field} must be {_OBJECT_FIELDS[field]}"
+    if taken := _TAKEN.get(inner[0]):
+        return f"{field}.{inner[0]} must be {taken}"
+    return f"Invalid '{field}.{inner[0]}': {said}"
