@@ -18,6 +18,7 @@ from epdserve.services.router.http_errors import (
     error_body,
     error_headers,
     status_of,
+    unknown_model,
 )
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.parts import RouterParts, assemble
@@ -36,6 +37,7 @@ class RouterApp(FastAPI):
     """FastAPI with a way past it: the paths in ``direct`` go to their ASGI applications, middleware and all unseen.
 
     Middleware wraps every ``send``, and a stream would pay for that at each token.
+    A HEAD is answered as a GET: the server below leaves the body out, as it knows the method that came.
     """
 
     direct: dict[str, ASGIApp]
@@ -44,6 +46,8 @@ class RouterApp(FastAPI):
         """Dispatch."""
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self.direct:
             await self.direct[scope["path"]](scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "HEAD":
+            await super().__call__({**scope, "method": "GET"}, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -70,7 +74,15 @@ def create_app(
         finally:
             await cluster.close()
 
-    app = RouterApp(title="epdserve", version=version("epdserve"), lifespan=lifespan, redirect_slashes=False)
+    app = RouterApp(
+        title="epdserve",
+        version=version("epdserve"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+        # These pages load scripts from elsewhere; /openapi.json stays
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.parts = parts
     openai, deepseek = ChatEndpoint(parts, Dialect.OPENAI), ChatEndpoint(parts, Dialect.DEEPSEEK)
     app.direct = {
@@ -101,7 +113,7 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
         """One of them."""
         _authenticate(request, parts)
         if name not in parts.model_names:
-            raise NotFound("the model is not served here", param="model")
+            raise unknown_model(name, parts.model_names)
         return _model(name, started_at, parts)
 
     @app.get("/health")
@@ -163,6 +175,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == 405:
             response = answer(MethodNotAllowed("the path does not take this method"))
             response.headers.update(error.headers or {})
+            if response.headers.get("allow") == "GET":
+                response.headers["allow"] = "GET, HEAD"
             return response
         return answer(InvalidRequest(error.detail))
 

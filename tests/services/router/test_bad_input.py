@@ -137,13 +137,54 @@ async def test_a_missing_field_is_named(client: httpx.AsyncClient, missing: str)
         b'{"model": "demo", "messages": [{"role": "user", "content": "\xff"}]}',
         b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"model": "demo", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"model": "demo", "messages": [' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}",
     ],
     ids=lambda raw: repr(raw[:20]),
 )
 async def test_what_is_no_json_object_in_utf8_is_refused(client: httpx.AsyncClient, raw: bytes) -> None:
     error = check_error(await client.post(PATH, content=raw), 400)
     assert "Traceback" not in error["message"]
+
+
+async def test_a_message_that_cannot_be_read_is_named(client: httpx.AsyncClient) -> None:
+    deep = b'{"model": "demo", "messages": [' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"]}"
+    error = check_error(await client.post(PATH, content=deep), 400, "messages[0]")
+    assert error["message"] == "messages[0]: nested too deeply"
+    messages = [*body()["messages"] * 2000, {"role": "user"}]
+    error = check_error(await client.post(PATH, json=body(messages=messages)), 400, "messages[2000]")
+    assert error["message"] == "messages[2000]: the field 'content' is missing"
+    check_error(await client.post(PATH, json=body(messages=[])), 400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        (
+            "reasoning_effort",
+            ["x", 1.5, True, [], {}],
+            "reasoning_effort must be an integer from 1 to 100 or one of none, minimal, low,",
+        ),
+        (
+            "thinking",
+            [True, "on", []],
+            'thinking must be an object whose "type" is one of enabled, disabled,',
+        ),
+        ("thinking", [{}, {"type": 1}, {"type": "x"}], "thinking.type must be one of enabled, disabled,"),
+        ("stream_options", [True], 'stream_options must be an object such as {"include_usage": true}'),
+        ("chat_template_kwargs", [1], "chat_template_kwargs must be an object"),
+        (
+            "chat_template_kwargs",
+            [{"reasoning_effort": 1.5}],
+            "chat_template_kwargs.reasoning_effort must be an integer from 1 to 100 or one of",
+        ),
+        ("chat_template_kwargs", [{"thinking": 1}], "Invalid 'chat_template_kwargs.thinking': "),
+    ],
+)
+async def test_a_wrong_type_says_what_the_field_takes(
+    client: httpx.AsyncClient, field: str, values: list[Any], words: str
+) -> None:
+    for value in values:
+        error = check_error(await client.post(PATH, json=body(**{field: value})), 400, field)
+        assert error["message"].startswith(words)
 
 
 async def test_deeply_nested_schemas_are_refused_or_rendered(client: httpx.AsyncClient) -> None:
@@ -158,6 +199,39 @@ async def test_an_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     error = check_error(await client.post(PATH, json=body(model="gpt-9")), 404, "model")
     assert error["code"] == "model_not_found"
     assert "demo" in error["message"]
+
+
+async def test_an_unknown_model_by_path_has_the_same_code_and_is_repeated_safely(
+    client: httpx.AsyncClient,
+) -> None:
+    error = check_error(await client.get("/v1/models/org/gpt%09-9"), 404, "model")
+    assert error["code"] == "model_not_found"
+    assert error["message"] == "the model 'org/gpt\\t-9' is not served here; served: demo"
+    error = check_error(await client.get("/v1/models/" + "m" * 5000), 404, "model")
+    assert len(error["message"]) < 150
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/v1/models", "/v1/models/demo", "/metrics"]
+)
+async def test_head_is_answered_like_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    seen, asked = await client.get(path), await client.head(path)
+    assert asked.status_code == seen.status_code
+    assert asked.headers["content-type"] == seen.headers["content-type"]
+    assert asked.content == b""
+
+
+async def test_head_does_not_open_what_get_does_not(client: httpx.AsyncClient) -> None:
+    refused = await client.head(PATH)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert (await client.head("/nothing")).status_code == 404
+    assert (await client.post("/health")).headers["allow"] == "GET, HEAD"
+
+
+async def test_no_page_loads_scripts_from_elsewhere(client: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        check_error(await client.get(path), 404)
+    assert "/v1/models" in (await client.get("/openapi.json")).json()["paths"]
 
 
 async def test_a_prompt_longer_than_the_context_is_refused(client: httpx.AsyncClient) -> None:

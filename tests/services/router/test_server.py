@@ -47,6 +47,17 @@ def request_bytes(port: int, **changes: Any) -> bytes:
     return head.encode() + body
 
 
+async def test_head_sends_no_body_and_leaves_the_connection_usable(router: LiveRouter) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    async with asyncio.timeout(5):
+        writer.write(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\nGET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"content-length: 15" in head
+        assert (await reader.read(12)) == b"HTTP/1.1 200"
+    writer.close()
+
+
 async def test_accepted_sockets_do_not_delay_small_writes(router: LiveRouter) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     writer.write(request_bytes(router.port, stream=True))
