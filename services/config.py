@@ -60,7 +60,7 @@ def parse_config(table: Mapping[str, Any], model: type[Settings], *, source: str
     except ValidationError as error:
         # the value is shown so that the line can be found; long ones are cut
         found = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}{_given(item)}"
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: {_said(item)}{_given(item)}"
             for item in error.errors()
         ]
         raise ConfigError(f"{source}: {'; '.join(found)}") from error
@@ -79,6 +79,20 @@ def config_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def config_text(settings: BaseModel) -> str:
     """Settings as the TOML file that gives them back, defaults written out."""
     return "\n".join(_toml(settings.model_dump(), ())) + "\n"
+
+
+# Pydantic's words where they are about Python instead of the file; type of error -> what is said.
+_PLAIN_WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "missing",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+}
+
+
+def _said(item: Any) -> str:
+    words: str = _PLAIN_WORDS.get(item["type"], item["msg"])
+    return words
 
 
 def _given(item: Any) -> str:
