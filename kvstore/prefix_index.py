@@ -77,7 +77,7 @@ class PrefixIndex:
     def insert_idle(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None, now: float) -> None:
         """Add a block that is not held and that nobody references. Costs the same at any depth."""
         node = self._add(block_hash, page, parent)
-        if node.busy:
+        if node.busy_children:
             self._turned_busy(node)
         else:
             self._evictable += 1
@@ -161,25 +161,25 @@ class PrefixIndex:
         return held, held - len(busy)
 
     def _add(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None) -> _Node:
-        node = self._node(block_hash)
-        assert node.page is None, f"block {block_hash.hex()} is already held"
-        node.page, node.parent = page, parent
+        node = self._nodes.get(block_hash)
+        if node is None:
+            node = self._nodes[block_hash] = _Node(block_hash, parent, page)
+        else:
+            assert node.page is None, f"block {block_hash.hex()} is already held"
+            node.page, node.parent = page, parent
         self._held += 1
         if parent is not None:
             # a parent may be unknown here: then its place is kept, so that it is no leaf once it comes
-            self._node(parent).children += 1
-        return node
-
-    def _node(self, block_hash: BlockHash) -> _Node:
-        node = self._nodes.get(block_hash)
-        if node is None:
-            node = self._nodes[block_hash] = _Node(block_hash)
+            above = self._nodes.get(parent)
+            if above is None:
+                above = self._nodes[parent] = _Node(parent)
+            above.children += 1
         return node
 
     def _use(self, node: _Node, now: float) -> None:
-        self._ticks += 1
-        node.tick, node.used_at = self._ticks, now
-        if node.children == 0:
+        self._ticks = node.tick = self._ticks + 1
+        node.used_at = now
+        if not node.children:
             self._push_leaf(node)
 
     def _is_idle_leaf(self, node: _Node) -> bool:
