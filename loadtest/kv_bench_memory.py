@@ -69,7 +69,7 @@ class _Bench:
         self.cache.delete(self.hashes)
 
 
-def measure(*, count: int = 256, rounds: int = 9) -> Rows:
+def measure(*, count: int = 256, rounds: int = 25) -> Rows:
     """Put and get, verified and not; ``count`` blocks a round."""
     bench = _Bench(count)
     gigabytes = count * BLOCK_BYTES / 1e9
