@@ -24,7 +24,7 @@ from typing import Final
 import google_crc32c
 import numpy as np
 from epdserve.kvstore.ssd.disk import CREATE, Bytes, Disk, read_fully, write_fully
-from epdserve.kvstore.ssd.record import NAME_BYTES, NAME_DTYPE, Name
+from epdserve.kvstore.ssd.record import NAME_BYTES, NAME_DTYPE, Name, is_name
 from numpy.typing import NDArray
 
 HEAD_BYTES: Final = 4096
@@ -83,8 +83,8 @@ class NameTable:
         flat = self._bytes.reshape(-1)
         for start in range(0, flat.nbytes, _READ_BYTES):
             read_fully(self._disk, self._fd, [flat[start : start + _READ_BYTES]], HEAD_BYTES + start)
-        taken = np.flatnonzero(self._bytes.any(axis=1))
-        doubtful = [int(slot) for slot in taken if self.name(int(slot)) is None]
+        taken = np.flatnonzero(self._bytes.any(axis=1)).tolist()
+        doubtful = [slot for slot in taken if not is_name(self._bytes[slot])]
         for slot in doubtful:
             self.clear(slot)
         return doubtful

@@ -22,8 +22,9 @@ import numpy as np
 from epdserve.kvstore.ssd.catalog import NameTable
 from epdserve.kvstore.ssd.disk import CREATE, Disk, read_fully, write_fully
 from epdserve.kvstore.ssd.errors import DirectoryOwned, WrongFormat
-from epdserve.kvstore.ssd.record import Name, RecordLayout
+from epdserve.kvstore.ssd.record import DELETED, Name, RecordLayout
 from epdserve.kvstore.ssd.slots import SlotFiles, aligned
+from epdserve.kvstore.types import BLOCK_HASH_BYTES
 from numpy.typing import NDArray
 
 FORMAT_VERSION: Final = 1
@@ -146,6 +147,12 @@ class Directory:
         counts = np.bincount(self.states, minlength=len(SlotState))
         return {state: int(counts[state]) for state in SlotState} | {SlotState.FREE: len(self._free)}
 
+    def belonging(self, field: str, value: bytes) -> list[int]:
+        """Live slots whose name has ``value`` (16 bytes) as its ``tenant`` or ``root``."""
+        live = self.live()
+        same = np.frombuffer(self.table.rows[field][live].tobytes(), "<u8").reshape(-1, 2)
+        return [int(slot) for slot in live[(same == np.frombuffer(value, "<u8")).all(axis=1)]]
+
     def due(self, step_s: int, limit: int) -> list[int]:
         """Live slots whose last use on disk is ``step_s`` behind, at most ``limit``."""
         on_disk = self.table.rows["last_use"].astype(np.int64)
@@ -259,31 +266,42 @@ class Directory:
 
     def _settle(self) -> None:
         """Finish deletions, keep one name of each block, sort slots into live and free."""
-        best: dict[bytes, tuple[int, Name]] = {}
-        deleted: list[int] = []
-        for slot in np.flatnonzero(self.table.rows["magic"]).tolist():
-            name = self.table.name(slot)
-            if name is None or name.payload_bytes != self.layout.payload_bytes:
-                self.forget(slot, SlotState.FREE)
-            elif name.deleted:
-                deleted.append(slot)
-            else:
-                rival = best.get(name.block_hash)
-                if rival is None or preferred(name, rival[1]):
-                    best[name.block_hash] = (slot, name)
-                loser = slot if best[name.block_hash][0] != slot else rival and rival[0]
-                if loser is not None:
-                    self.forget(loser, SlotState.FREE)
+        rows = self.table.rows
+        named = np.flatnonzero(rows["magic"])
+        wrong = named[rows["payload_bytes"][named] != self.layout.payload_bytes]
+        deleted = named[(rows["flags"][named] & DELETED) != 0].tolist()
+        for slot in wrong.tolist():
+            self.forget(slot, SlotState.FREE)
+        for slot in self._duplicates(np.setdiff1d(np.flatnonzero(rows["magic"]), deleted)):
+            self.forget(slot, SlotState.FREE)
         if deleted:
             self.scrub(deleted)
             for slot in deleted:
                 self.forget(slot, SlotState.FREE)
-        for slot, name in best.values():
-            self.states[slot] = SlotState.LIVE
-            self.last_use[slot] = name.last_use
+        live = np.flatnonzero(rows["magic"])
+        self.states[live] = SlotState.LIVE
+        self.last_use[live] = rows["last_use"][live]
         if self.unwritten:
             self.write_names(sync=True)
-        self._free.extend(int(slot) for slot in np.flatnonzero(self.states == SlotState.FREE))
+        self._free.extend(np.flatnonzero(self.states == SlotState.FREE).tolist())
+
+    def _duplicates(self, slots: NDArray[np.int64]) -> list[int]:
+        """Slots whose block another slot holds in a better copy."""
+        best: dict[bytes, int] = {}
+        worse = []
+        hashes = self.table.rows["block_hash"][slots].tobytes()
+        for at, slot in enumerate(slots.tolist()):
+            block_hash = hashes[BLOCK_HASH_BYTES * at : BLOCK_HASH_BYTES * (at + 1)]
+            rival = best.setdefault(block_hash, slot)
+            if rival == slot:
+                continue
+            name, other = self.table.name(slot), self.table.name(rival)
+            assert name is not None, f"slot {slot} lost its name"
+            assert other is not None, f"slot {rival} lost its name"
+            if preferred(name, other):
+                best[block_hash] = slot
+            worse.append(rival if best[block_hash] == slot else slot)
+        return worse
 
 
 def preferred(name: Name, other: Name) -> bool:

@@ -13,10 +13,11 @@ from typing import Final
 import numpy as np
 from epdserve.kvstore.ssd.directory import UNKNOWN_USE, Directory, SlotState, preferred
 from epdserve.kvstore.ssd.record import RESERVE, Name
-from epdserve.kvstore.ssd.retention import HeldBlocks, RetentionPolicy, Space
-from epdserve.kvstore.types import BlockHash
+from epdserve.kvstore.ssd.retention import HeldBlocks, Ints, RetentionPolicy, Space
+from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
 _SLOT_BITS: Final = 40
+_HASH: Final = BLOCK_HASH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Snapshot:
     """The stored blocks as columns, for a decision that is made without the lock."""
 
     held: HeldBlocks
-    places: Sequence[tuple[Directory, int]]
+    directories: Ints  # number of each block's directory
+    slots: Ints
     tenants: Sequence[bytes]
 
 
@@ -63,19 +65,21 @@ class Inventory:
         for directory in self.serving():
             live = directory.live()
             directory.last_use[live] = np.minimum(directory.last_use[live] + step_s, now_s)
-            for slot in live:
-                name = directory.table.name(int(slot))
-                assert name is not None, f"live slot {slot} without a name"
-                rival = self.find(name.block_hash)
-                if rival is not None and not preferred(name, rival.name):
-                    directory.forget(int(slot), SlotState.LEAVING)
+            rows = directory.table.rows[live]
+            hashes, tenants = rows["block_hash"].tobytes(), rows["tenant"].tobytes()
+            if len(live):
+                self.sequence = max(self.sequence, int(rows["sequence"].max()))
+            base = self._code(directory, 0)
+            for at, slot in enumerate(live.tolist()):
+                span = slice(_HASH * at, _HASH * (at + 1))
+                block_hash = BlockHash(hashes[span])
+                if block_hash in self._where and not self._beats(directory, slot, block_hash):
+                    directory.forget(slot, SlotState.LEAVING)
                     continue
-                if rival is not None:
-                    self.remove(rival, SlotState.LEAVING)
-                self.sequence = max(self.sequence, name.sequence)
-                self._where[name.block_hash] = self._code(directory, int(slot))
-                self.tenant_slots[name.tenant] += 1
-                self.reserve_used += name.reserve
+                self._where[block_hash] = base + slot
+                self.tenant_slots[tenants[span]] += 1
+            kept = directory.table.rows["flags"][directory.live()]
+            self.reserve_used += int(np.count_nonzero(kept & RESERVE))
 
     def find(self, block_hash: BlockHash) -> Place | None:
         """Where a block lies."""
@@ -172,27 +176,28 @@ class Inventory:
         return max((now_s - int(use.min()) for use in used if len(use)), default=0)
 
     def snapshot(self) -> Snapshot:
-        """Copy the columns that decide who goes. At least one directory serves."""
-        parts, uses = [], []
-        places: list[tuple[Directory, int]] = []
-        for directory in self.serving():
-            live = directory.live()
-            parts.append(directory.table.rows[live])
-            places.extend((directory, int(slot)) for slot in live)
-            uses.append(directory.last_use[live])
-        rows = np.concatenate(parts)
-        tenants, index = np.unique(
-            rows["tenant"].astype("V16").view("<u8").reshape(-1, 2), axis=0, return_inverse=True
-        )
+        """Copy the columns that decide who goes. At least one directory serves.
+
+        The one method that may run without the tier's lock: whoever acts on it looks again at each block.
+        """
+        serving = self.serving()
+        slots = [directory.live() for directory in serving]
+        rows = np.concatenate([d.table.rows[live] for d, live in zip(serving, slots, strict=True)])
+        numbers = [
+            np.full(len(live), self.directories.index(d)) for d, live in zip(serving, slots, strict=True)
+        ]
+        tenant_keys = _first_eight(rows["tenant"])
+        _, first, index = np.unique(tenant_keys, return_index=True, return_inverse=True)
         held = HeldBlocks(
             key=_first_eight(rows["block_hash"]),
             parent=_first_eight(rows["parent"]),
-            last_use=np.concatenate(uses),
+            last_use=np.concatenate([d.last_use[live] for d, live in zip(serving, slots, strict=True)]),
             tenant=index.reshape(-1).astype(np.int64),
             reserve=(rows["flags"] & RESERVE) != 0,
             sequence=rows["sequence"].copy(),
         )
-        return Snapshot(held, places, [tenant.tobytes() for tenant in tenants])
+        tenants = [rows["tenant"][at].tobytes() for at in first.tolist()]
+        return Snapshot(held, np.concatenate(numbers), np.concatenate(slots), tenants)
 
     def over_quota(self, policy: RetentionPolicy) -> dict[bytes, int]:
         """Slots each tenant holds beyond its quota."""
@@ -204,6 +209,16 @@ class Inventory:
             if quota is not None and (over := slots - quota // self._slot_bytes) > 0:
                 excess[tenant] = over
         return excess
+
+    def _beats(self, directory: Directory, slot: int, block_hash: BlockHash) -> bool:
+        """Whether this copy takes the place of the one that was found first, in another directory."""
+        name, rival = directory.table.name(slot), self.find(block_hash)
+        assert name is not None, f"slot {slot} of {directory.folder} lost its name"
+        assert rival is not None, f"{block_hash.hex()} is in the index and nowhere else"
+        if not preferred(name, rival.name):
+            return False
+        self.remove(rival, SlotState.LEAVING)
+        return True
 
     def problems(self, on_their_way: Counter[bytes]) -> list[str]:
         """What does not add up; ``on_their_way`` are accepted blocks by tenant."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
 from epdserve.kvstore.ssd.inventory import Place, Snapshot
-from epdserve.kvstore.ssd.record import Name
 from epdserve.kvstore.ssd.retention import EvictionPlan, plan_eviction
 
+_BLOCKS_A_TURN: Final = 128
 _ROWS_A_TURN: Final = 4096  # names whose last use is written at once; the rest comes next time
 
 
@@ -35,7 +34,7 @@ class Keeper:
                     core.nothing_may_go = False
                 if not (wanted or over) or (now < core.quiet_until_s and not reserve_wanted):
                     return 0
-                snapshot = core.inventory.snapshot()
+            snapshot = core.inventory.snapshot()
             plan = plan_eviction(
                 snapshot.held,
                 core.policy,
@@ -52,8 +51,8 @@ class Keeper:
                 core.quiet_until_s = plan.next_due_s  # no block can be old enough earlier
             return self._evict(snapshot, plan, now, wanted)
 
-    def delete(self, belongs: Callable[[Name], bool]) -> int:
-        """Delete every block for which ``belongs`` holds, traces of evicted ones included; returns how many slots.
+    def delete(self, field: str, value: bytes) -> int:
+        """Delete every block of this ``tenant`` or ``root``, traces of evicted ones too; returns how many were stored.
 
         Names go first and leave a mark that a crash cannot lose, then bytes are overwritten, then the marks go. Blocks
         on their way are dropped. Reads the end of every free slot: about as long as recovery without names.
@@ -62,9 +61,9 @@ class Keeper:
         with core.io_lock:
             with core.lock:
                 for pending in core.queue.by_hash.values():
-                    if belongs(pending.name()):
+                    if getattr(pending, field) == value:
                         pending.dropped = True
-            return sum(self._delete_in(directory, belongs) for directory in core.inventory.serving())
+            return sum(self._delete_in(directory, field, value) for directory in core.inventory.serving())
 
     def save_use(self) -> int:
         """Write last uses that the disk has too old by the policy's step, and what time it is."""
@@ -94,19 +93,14 @@ class Keeper:
         core = self._core
         idle: list[int] = []
         touched: set[int] = set()
+        for start in range(0, len(plan.order), _BLOCKS_A_TURN):
+            with core.lock:  # in turns: callers of try_put wait for it
+                for index in plan.order[start : start + _BLOCKS_A_TURN].tolist():
+                    used = self._let_go(snapshot, index)
+                    if used is not None:
+                        idle.append(now - used)
+                        touched.add(int(snapshot.directories[index]))
         with core.lock:
-            for index in plan.order.tolist():
-                directory, slot = snapshot.places[index]
-                name = directory.table.name(slot)
-                if name is None or name.sequence != int(snapshot.held.sequence[index]):
-                    continue
-                place = Place(directory, slot, name)
-                used = int(directory.last_use[slot])
-                if used > int(snapshot.held.last_use[index]) or not core.inventory.still_there(place):
-                    continue  # used since it was judged
-                core.inventory.remove(place, SlotState.LEAVING)
-                idle.append(now - used)
-                touched.add(core.inventory.directories.index(directory))
             core.nothing_may_go = wanted > 0 and not idle
             if idle:
                 core.achieved_age_s = idle[-1]
@@ -115,31 +109,42 @@ class Keeper:
         core.metrics.evicted("space" if wanted else "quota", idle, plan.violations)
         return len(idle)
 
-    def _delete_in(self, directory: Directory, belongs: Callable[[Name], bool]) -> int:
+    def _let_go(self, snapshot: Snapshot, index: int) -> int | None:
+        """Remove a block as planned and say when it was used last; not if it is gone or was used since."""
+        core = self._core
+        directory = core.inventory.directories[int(snapshot.directories[index])]
+        slot = int(snapshot.slots[index])
+        name, used = directory.table.name(slot), int(directory.last_use[slot])
+        if name is None or name.sequence != int(snapshot.held.sequence[index]):
+            return None
+        place = Place(directory, slot, name)
+        if used > int(snapshot.held.last_use[index]) or not core.inventory.still_there(place):
+            return None
+        core.inventory.remove(place, SlotState.LEAVING)
+        return used
+
+    def _delete_in(self, directory: Directory, field: str, value: bytes) -> int:
         core = self._core
         core.settle(directory)
         with core.lock:
-            others = [slot for slot in range(directory.count) if directory.states[slot] != SlotState.LIVE]
+            others = np.flatnonzero(directory.states != SlotState.LIVE).tolist()
         traces = directory.slots.names(others)
-        marked: dict[SlotState, list[int]] = defaultdict(list)
-        stored = 0
+        marked: list[int] = []
         with core.lock:
-            for slot in directory.live().tolist():
+            for slot in (stored := directory.belonging(field, value)):
                 name = directory.table.name(slot)
-                if name is not None and belongs(name):
-                    core.inventory.remove(Place(directory, slot, name), SlotState.LEAVING)
-                    directory.table.set(slot, replace(name, deleted=True))
-                    marked[SlotState.LEAVING].append(slot)
-                    stored += 1
+                assert name is not None, f"live slot {slot} without a name"
+                core.inventory.remove(Place(directory, slot, name), SlotState.LEAVING)
+                directory.table.set(slot, replace(name, deleted=True))
+                marked.append(slot)
             for slot, trace in traces.items():
-                if trace is not None and belongs(trace):
+                if trace is not None and getattr(trace, field) == value:
                     directory.table.set(slot, replace(trace, deleted=True))
-                    marked[SlotState.FREE].append(slot)  # keeps the state it has
-        slots = [slot for group in marked.values() for slot in group]
-        if slots and core.write_names(directory, slots, sync=True):
-            self._scrub(directory, slots)
-        core.metrics.evictions.labels(reason="deleted").inc(stored)
-        return stored
+                    marked.append(slot)
+        if marked and core.write_names(directory, marked, sync=True):
+            self._scrub(directory, marked)
+        core.metrics.evictions.labels(reason="deleted").inc(len(stored))
+        return len(stored)
 
     def _scrub(self, directory: Directory, slots: list[int]) -> None:
         core = self._core

@@ -44,6 +44,7 @@ NAME_MAGIC: Final = b"EPKN"
 NAME_VERSION: Final = 1
 ALIGNMENT: Final = 4096  # what direct I/O wants of offsets, lengths and addresses
 EXACT, HAS_PARENT, RESERVE, DELETED = 1, 2, 4, 8
+_NAME_START: Final = NAME_MAGIC + NAME_VERSION.to_bytes(2, "little")
 _FLAGS: Final = EXACT | HAS_PARENT | RESERVE | DELETED
 _NAME: Final = struct.Struct("<4sHH16s16s16s16sQQQQII12s")
 _NUMBERS: Final = ("sequence", "stored_at", "last_use", "checksum", "payload_crc32c", "payload_bytes")
@@ -170,6 +171,15 @@ class Name:
         return BlockHeader(
             self.block_hash, self.checksum, self.payload_bytes, self.exact, self.payload_crc32c
         )
+
+
+def is_name(data: Bytes) -> bool:
+    """Whether these 128 bytes are a name, crc32c and all, without taking it apart."""
+    fields = data[:-4].tobytes()
+    if google_crc32c.value(fields) != int.from_bytes(data[-4:].tobytes(), "little"):
+        return False
+    known = fields[:6] == _NAME_START and not fields[6] & ~_FLAGS and not fields[7]
+    return known and fields[112:] == bytes(12)
 
 
 def payload_crc32c(record: Bytes, layout: RecordLayout) -> int:

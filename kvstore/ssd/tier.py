@@ -283,11 +283,11 @@ class SsdTier:
 
     def delete_tenant(self, tenant: bytes) -> int:
         """Delete all blocks of a tenant for good, traces included; returns how many were stored."""
-        return self._keeper.delete(lambda name: name.tenant == tenant)
+        return self._keeper.delete("tenant", tenant)
 
     def delete_root(self, root: bytes) -> int:
         """Delete all blocks of a model, as named by its root; returns how many were stored."""
-        return self._keeper.delete(lambda name: name.root == root[:ID_BYTES])
+        return self._keeper.delete("root", root[:ID_BYTES])
 
     def check(self, *, deep: bool = False) -> None:
         """Recount: every slot in one state, memory as disk, space accounted for as allocated.
