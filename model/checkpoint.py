@@ -1,18 +1,23 @@
 """Safetensors files of a model directory: headers first, then one tensor at a time.
 
-No pickle anywhere: only ``.safetensors`` files are opened.
+No pickle anywhere: only ``.safetensors`` files are opened. Headers are read without torch, so that a command can refuse
+a broken model before it starts a process.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
 from epdserve.model.errors import WeightFileError, WeightMapError
 from epdserve.model.tensor_map import IGNORED_PREFIXES, TensorSpec
 from safetensors import SafetensorError, safe_open
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
@@ -37,7 +42,7 @@ class Checkpoint:
     faults: tuple[str, ...]
 
     @classmethod
-    def open(cls, model_dir: str | Path) -> "Checkpoint":
+    def open(cls, model_dir: str | Path) -> Checkpoint:
         """Read the headers of ``model.safetensors``, of its numbered shards, or of those an index names.
 
         Raises:
@@ -130,7 +135,7 @@ def _shard_paths(directory: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
 
 def _read_headers(shard: Path) -> Iterator[tuple[str, TensorHeader]]:
     try:
-        with safe_open(shard, framework="pt") as file:
+        with safe_open(shard, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - the file object is no mapping
                 entry = file.get_slice(name)
                 yield name, TensorHeader(shard, entry.get_dtype(), tuple(entry.get_shape()))
