@@ -38,6 +38,10 @@ AS_THE_POOL = {
 }
 
 
+# What prefill and decode workers must have alike: KV blocks are handed over as the bytes they are.
+ALIKE = ("block_tokens", "precision", "model_dir")
+
+
 class MachineConfig(BaseModel):
     """What ``up`` starts.
 
@@ -109,7 +113,8 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
         source: Named in errors.
 
     Raises:
-        CommandError: A key is unknown, has a bad value, or is one that ``up`` fills in.
+        CommandError: A key is unknown, has a bad value, is one that ``up`` fills in, or differs between prefill and
+            decode workers although it must not.
     """
     values = {
         "model_dir": str(chosen.model_dir),
@@ -134,7 +139,19 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
             router[key] = pool[pool_key]
     if port is not None:
         router["port"] = port
-    return _parse(filled, UpSettings, source)
+    settings = _parse(filled, UpSettings, source)
+    _check_alike(settings, source)
+    return settings
+
+
+def _check_alike(settings: UpSettings, source: str) -> None:
+    prefill, decode = (role.engine.model_dump(mode="json") for role in (settings.prefill, settings.decode))
+    for name in ALIKE:
+        if prefill[name] != decode[name]:
+            raise CommandError(
+                f"{source}: {name} is {prefill[name]!r} in [prefill.engine] and {decode[name]!r} in [decode.engine]; "
+                "blocks are handed over as they are, so it must be the same"
+            )
 
 
 def _section(table: dict[str, Any], path: str, source: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from epdserve.services.cli import checks
 from epdserve.services.cli.checks import Verdict
 from epdserve.services.cli.errors import CommandError
+from epdserve.services.cli.model_check import check_model
 from epdserve.services.cli.settings import Chosen, UpSettings, fill_in, machine_config, read_table
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(options: UpOptions) -> None:
         state_dir = (options.state_dir or Path(".run") / str(settings.router.port)).absolute()
         _preflight(settings, state_dir)
         _need_model(model_dir, may_write=options.model is None and machine.model_dir is None)
+        check_model(model_dir)
         with held(state_dir):
             _run_machine(settings, state_dir, Path(scratch))
 
@@ -166,12 +168,17 @@ async def _serve(machine: Machine, settings: UpSettings, folders: Folders) -> st
     finally:
         starting.cancel()
         await asyncio.wait({starting})
-        await _stop(machine, signals, settings.pool.drain_timeout_s)
+        await _stop(machine, signals, settings)
         asked.cancel()
 
 
-async def _stop(machine: Machine, signals: asyncio.Queue[signal.Signals], drain_s: float) -> None:
-    _say("stopping; once more to stop at once")
+async def _stop(machine: Machine, signals: asyncio.Queue[signal.Signals], settings: UpSettings) -> None:
+    drain_s = settings.pool.drain_timeout_s
+    # The router ends what runs at its own limit, and is ended at the pool's
+    at_most_s = min(drain_s, settings.router.drain_timeout_s)
+    _say(
+        f"stopping: running requests may finish, which takes {at_most_s:.0f} s at most; once more to stop at once"
+    )
     stopping = asyncio.create_task(machine.stop(drain_s=drain_s))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)

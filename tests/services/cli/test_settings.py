@@ -38,6 +38,12 @@ def test_values_of_the_file_are_taken_and_the_table_stays_as_it_is() -> None:
         ({"router": []}, "router"),
         ({"prefill": {"engine": {"model_dir": "/x"}}}, "set by up itself"),
         ({"machine": {"decode_workers": 0}}, "machine.decode_workers"),
+        ({"router": {"prot": 1}}, "unknown key"),
+        ({"decode": {"engine": {"block_tokens": 64}}}, "block_tokens is 32 in .prefill.engine. and 64 in"),
+        (
+            {"prefill": {"engine": {"precision": "f32"}}},
+            "precision is 'f32' in .prefill.engine. and 'f32q' in",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_in_one_line(table: dict[str, Any], named: str) -> None:
@@ -47,10 +53,17 @@ def test_what_does_not_fit_is_named_in_one_line(table: dict[str, Any], named: st
     assert "file.toml" in str(refused.value)
 
 
+def test_both_roles_may_be_set_alike() -> None:
+    engine = {"engine": {"block_tokens": 64, "precision": "f32"}}
+    assert filled({"prefill": engine, "decode": engine}).decode.engine.block_tokens == 64
+
+
 def test_the_machine_s_section_can_be_read_alone() -> None:
     assert machine_config({"machine": {"model_dir": "m"}}, source="f").model_dir == Path("m")
     with pytest.raises(CommandError, match=r"\[machine\]"):
         machine_config({"machine": {"colour": 1}}, source="f")
+    with pytest.raises(CommandError, match=r"\[machine\]: .*must be a table"):
+        machine_config({"machine": 3}, source="f")
 
 
 def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:

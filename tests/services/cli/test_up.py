@@ -1,3 +1,4 @@
+import asyncio
 import socket
 import tomllib
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 import pytest
 from epdserve.services.cli import up
 from epdserve.services.cli.errors import CommandError
+from epdserve.services.cli.settings import Chosen, fill_in
 
 
 def options(folder: Path, **changed: Any) -> up.UpOptions:
@@ -30,6 +32,36 @@ def test_check_prints_settings_that_are_themselves_a_file(
     assert table["decode"]["engine"]["num_pages"] == 99
     assert table["router"]["port"] == 8123
     assert not (tmp_path / "state").exists()
+
+
+def test_check_and_start_refuse_roles_that_cannot_hand_over(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text("[decode.engine]\nblock_tokens = 64\n")
+    for check in (True, False):
+        with pytest.raises(CommandError, match=r"mine\.toml: block_tokens is 32 .* and 64") as refused:
+            up.run(options(tmp_path, config=config, check=check))
+        assert len(str(refused.value).splitlines()) == 1
+
+
+class EndedMachine:
+    """A machine that ends at once; remembers how long requests had."""
+
+    drain_s = -1.0
+
+    async def stop(self, *, drain_s: float) -> None:
+        self.drain_s = drain_s
+
+
+async def test_the_end_says_what_it_waits_for_and_how_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = Chosen(tmp_path, "unix:///run/registry.sock", tmp_path / "token")
+    table = {"router": {"drain_timeout_s": 7.0}, "pool": {"drain_timeout_s": 20.0}}
+    settings = fill_in(table, chosen, port=None, source="test")
+    machine = EndedMachine()
+    await up._stop(machine, asyncio.Queue(), settings)  # type: ignore[arg-type]
+    assert "running requests may finish, which takes 7 s at most; once more" in capsys.readouterr().err
+    assert machine.drain_s == 20.0
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
