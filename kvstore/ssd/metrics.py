@@ -90,5 +90,5 @@ class SsdMetrics:
             ("epdserve_kvstore_ssd_queue_oldest_seconds", "How long the oldest of them waits"),
             ("epdserve_kvstore_ssd_achieved_age_seconds", "Idle time up to which blocks are really kept"),
         ):
-            short = name.removeprefix("epdserve_kvstore_ssd_")
+            short = name.partition("_ssd_")[2]
             Gauge(name, text, registry=self._registry).set_function(getattr(figures, short))
