@@ -10,11 +10,11 @@ import base64
 import json
 import mmap
 import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final
@@ -79,7 +79,7 @@ def _figures(shared: str, transports: str) -> dict[str, float]:
 
 
 def offer(shared: str) -> None:
-    """Offer the file's bytes, and the same through a socket, until standard input ends."""
+    """Offer the file's bytes, and the same through a socket for every byte that comes, until the reader hangs up."""
     memory, pool = _mapped(shared), StagingPool("blocks", slot_bytes=BLOCK_BYTES, count=_BLOCKS)
     memory[:] = np.arange(memory.size, dtype=np.uint32).astype(np.uint8)
     for block in memory.reshape(_BLOCKS, BLOCK_BYTES):
@@ -95,23 +95,24 @@ def offer(shared: str) -> None:
             json.dumps([endpoint.agent, metadata, pool.region.address, server.getsockname()[1]]), flush=True
         )
         connection, _ = server.accept()
-        with connection:
-            connection.settimeout(_PATIENCE_S)
-            while connection.recv(1):
-                connection.sendall(memory.data)
     # TCP stands still between two polls; shared memory needs none, and a busy source would take the reader's core
     pause_s = 0.0 if os.environ.get("UCX_TLS") else 0.001
-    os.set_blocking(sys.stdin.fileno(), False)
-    while sys.stdin.buffer.read(1) is None:
-        transfer.progress()
-        time.sleep(pause_s)
+    with connection:
+        connection.settimeout(_PATIENCE_S)
+        while True:
+            transfer.progress()
+            if select.select([connection], [], [], pause_s)[0]:
+                if not connection.recv(1):
+                    break
+                connection.sendall(memory.data)
     transfer.close()
 
 
 class _Reader:
     def __init__(self, shared: str, source: "subprocess.Popen[bytes]") -> None:
         assert source.stdout is not None
-        agent, metadata, address, self.port = json.loads(_line(source.stdout))
+        agent, metadata, address, port = json.loads(_line(source.stdout))
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
         self.shared = _mapped(shared)
         self.pool = StagingPool("pages", slot_bytes=BLOCK_BYTES, count=_BLOCKS)
         self.slots = [slot for _ in range(_BLOCKS) if (slot := self.pool.acquire()) is not None]
@@ -150,6 +151,16 @@ class _Reader:
         for i in range(self.mebis):
             self.read([Copy("mebis", i, "mebis", i, _MEBI)])
 
+    def socket(self) -> None:
+        """The same bytes through a blocking connection into the same memory."""
+        self.connection.sendall(b"!")
+        view, done = self.target.data, 0
+        while done < len(view):
+            got = self.connection.recv_into(view[done:])
+            if not got:
+                raise RuntimeError("the other side closed its socket")
+            done += got
+
     def memcpy_scattered(self) -> None:
         blocks = self.shared.reshape(_BLOCKS, BLOCK_BYTES)
         for here, there in enumerate(self.order):
@@ -175,19 +186,19 @@ class _Reader:
 
 def read(shared: str) -> dict[str, float]:
     """Figures in GB/s of this process's transport, floors among them."""
-    command = [sys.executable, "-m", _MODULE, "offer", shared]
-    source = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    source = subprocess.Popen(
+        [sys.executable, "-m", _MODULE, "offer", shared], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
     try:
         reader = _Reader(shared, source)
-        figures = {"socket": _socket_rate(reader)}
-        works: dict[str, Callable[[], object]] = {
-            key: getattr(reader, key)
-            for what in ("mebi", "contiguous", "scattered")
-            for key in (what, "memcpy_" + what)
-        }
+        kinds = ("contiguous", "scattered", "mebi")
+        floors = ("socket",) if os.environ.get("UCX_TLS") else tuple("memcpy_" + kind for kind in kinds)
+        works: dict[str, Callable[[], object]] = {key: getattr(reader, key) for key in (*kinds, *floors)}
+        figures: dict[str, float] = {}
         seconds = times_s(*works.values(), rounds=_ROUNDS)
         for key, taken in zip(works, seconds, strict=True):
-            nbytes = reader.shared.size if key.endswith("scattered") else reader.mebis * _MEBI
+            whole = key == "socket" or key.endswith("scattered")
+            nbytes = reader.shared.size if whole else reader.mebis * _MEBI
             figures[key] = float(nbytes) / taken / 1e9
         reader.target[:] = 0
         reader.contiguous()
@@ -197,23 +208,6 @@ def read(shared: str) -> dict[str, float]:
     finally:
         source.kill()
         source.wait(_PATIENCE_S)
-
-
-def _socket_rate(reader: _Reader) -> float:
-    """Bytes through a blocking TCP connection into memory that is mapped already."""
-    with socket.create_connection(("127.0.0.1", reader.port), timeout=_PATIENCE_S) as connection:
-
-        def fetch() -> None:
-            connection.sendall(b"!")
-            view, done = reader.target.data, 0
-            while done < len(view):
-                got = connection.recv_into(view[done:])
-                if not got:
-                    raise RuntimeError("the other side closed its socket")
-                done += got
-
-        (seconds,) = times_s(fetch, rounds=_ROUNDS)
-    return float(reader.shared.size) / seconds / 1e9
 
 
 def _mapped(shared: str) -> Any:
