@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from epdserve.services.errors import InvalidRequest, ModelNotFound
+from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.auth import tenant_key
 from epdserve.services.router.effort import resolve_effort
-from epdserve.services.router.http_errors import ContextTooLong
+from epdserve.services.router.http_errors import ContextTooLong, unknown_model
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.rendering import ChatPrompt, RenderedChat
 from epdserve.services.router.request import GenerateRequest
@@ -81,8 +81,7 @@ async def prepare_chat(raw: bytes, parts: RouterParts, caller: Caller) -> ChatCa
 def _parse_and_render(raw: bytes, parts: RouterParts) -> tuple[ChatBody, RenderedChat]:
     body = parse_chat_body(_json(raw))
     if body.model not in parts.model_names:
-        known = ", ".join(parts.model_names)
-        raise ModelNotFound(f"the model is not served here; served: {known}", param="model")
+        raise unknown_model(body.model, parts.model_names)
     effort = resolve_effort(
         thinking=body.thinking_switch,
         effort=body.asked_effort,
