@@ -362,7 +362,7 @@ class HostCache:
 
 
 def _verify(page: Bytes, header: BlockHeader, checksum: Checksum | None) -> None:
-    found = page.data[header.payload_bytes : header.payload_bytes + HEADER_BYTES]
+    found = page[header.payload_bytes : header.payload_bytes + HEADER_BYTES].tobytes()
     if found != header.encode():
         header.verify(found)  # says which field differs
     if checksum is not None:
