@@ -23,7 +23,7 @@ mypy=$!
 step "ruff check" .venv/bin/ruff check --quiet .
 step "ruff format" .venv/bin/ruff format --check --quiet .
 step "lint-imports" .venv/bin/lint-imports --no-logo
-step "pytest" .venv/bin/python -m pytest -n 2 --dist loadgroup "$@"
+step "pytest" .venv/bin/python -m pytest -n 2 --no-loadscope-reorder "$@"
 say "mypy --strict"
 wait "$mypy" || failed+=("mypy")
 tail -n 40 .run/mypy.log

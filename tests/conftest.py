@@ -7,28 +7,39 @@
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 _NEEDS = re.compile(r"needs (\S+)")
+STACK = "tests/integration/stack/"  # these share one server, whose start takes long
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="fail if tests are left out for want of a program")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         programs = {str(name) for mark in item.iter_markers("needs") for name in mark.args}
         for program in sorted(name for name in programs if shutil.which(name) is None):
             item.add_marker(pytest.mark.skip(reason=f"needs {program}"))
-        item.add_marker(pytest.mark.xdist_group("stack" if _uses_stack(item) else str(item.path)))
-    items.sort(key=lambda item: not _uses_stack(item))  # the longest group starts first
+    yield
+    items.sort(key=lambda item: not item.nodeid.startswith(STACK))  # the longest unit of work starts first
 
 
-def _uses_stack(item: pytest.Item) -> bool:
-    return "stack" in getattr(item, "fixturenames", ())
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files as units of work: pytest-xdist's own groups have no effect with this pytest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return STACK if nodeid.startswith(STACK) else nodeid.partition("::")[0]
+
+    return FileScheduling(config, log)
 
 
 def _absent(config: pytest.Config) -> Counter[str]:
