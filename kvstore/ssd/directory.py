@@ -192,7 +192,7 @@ class Directory:
         """Overwrite these slots with zeros, durably: nothing of their blocks is left to be found by a scan."""
         zeros = aligned(1, self.layout.slot_bytes)[0]
         for start in range(0, len(slots), _SCRUB_SLOTS):
-            failed = self.slots.write([(slot, zeros) for slot in slots[start : start + _SCRUB_SLOTS]])
+            failed = self.slots.write([(slot, (zeros,)) for slot in slots[start : start + _SCRUB_SLOTS]])
             if failed:
                 raise next(iter(failed.values()))
         self.slots.sync(slots)

@@ -6,6 +6,7 @@ from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit
 from epdserve.kvstore.ssd.retention import Admission, admit
+from epdserve.kvstore.ssd.slots import is_aligned
 from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending
 
 
@@ -15,8 +16,10 @@ class Intake:
     def __init__(self, core: TierCore, budget: EnduranceBudget, second_hit: SecondHit) -> None:
         self._core, self._budget, self._second_hit = core, budget, second_hit
 
-    def offer(self, put: BlockPut) -> tuple[Admission, bool]:
+    def offer(self, put: BlockPut, *, copy: bool) -> tuple[Admission, bool]:
         """Let a block in or not; says whether something waits to be written now.
+
+        Without ``copy`` an aligned page is kept, but for its end, and must not change until it is stored.
 
         Raises:
             CorruptBlock, ValueError: The page has no valid header, or one of another size.
@@ -31,7 +34,10 @@ class Intake:
         core.metrics.offered(result[0])
         if pending is None:
             return result[0], False
-        core.queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]
+        if not copy and layout.end_offset and is_aligned(put.page):
+            pending.page = put.page
+        start = layout.end_offset if pending.page is not None else 0
+        core.queue.buffers[pending.buffer][start : layout.page_bytes] = put.page[start : layout.page_bytes]
         with core.lock:
             core.queue.enqueue(pending)
         return result[0], True

@@ -182,11 +182,11 @@ def is_name(data: Bytes) -> bool:
     return known and fields[112:] == bytes(12)
 
 
-def payload_crc32c(record: Bytes, layout: RecordLayout) -> int:
-    """What the header's crc32c must be. Of any contiguous bytes, without a copy."""
-    end = layout.payload_bytes
-    crc = google_crc32c.value(record[:end])
-    return int(google_crc32c.extend(crc, record[end : end + _CRC_COVERS].tobytes()))
+def payload_crc32c(record: Bytes, layout: RecordLayout, page: Bytes | None = None) -> int:
+    """What the header's crc32c must be. Without a copy; all but the record's end may be in ``page`` instead."""
+    split = layout.end_offset
+    crc = google_crc32c.value((record if page is None else page)[:split])
+    return int(google_crc32c.extend(crc, record[split : layout.payload_bytes + _CRC_COVERS].tobytes()))
 
 
 def finish_record(record: Bytes, layout: RecordLayout, name: Name) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -34,34 +35,34 @@ def is_aligned(buffer: Bytes) -> bool:
     return bool(buffer.flags.c_contiguous) and buffer.ctypes.data % ALIGNMENT == 0
 
 
-Each = Callable[[int, Bytes], None]
+Chunks = tuple[Bytes, ...]  # a slot's bytes, in one piece or several, each a multiple of 4096 long
 _Call = Callable[[Disk, int, Sequence[Bytes], int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Slots side by side in one file, with the buffer of each."""
+    """Slots side by side in one file, with the bytes of each."""
 
     file: int
     first: int  # within the file
     slots: tuple[int, ...]
-    buffers: tuple[Bytes, ...]
+    chunks: tuple[Chunks, ...]
 
 
-def join(items: Iterable[tuple[int, Bytes]], *, slots_per_file: int, max_slots: int) -> list[Run]:
-    """Few long runs out of (slot, buffer) pairs. Pure."""
-    runs: list[list[tuple[int, Bytes]]] = []
-    for slot, buffer in sorted(items, key=lambda item: item[0]):
+def join(items: Iterable[tuple[int, Chunks]], *, slots_per_file: int, max_slots: int) -> list[Run]:
+    """Few long runs out of (slot, chunks) pairs. Pure."""
+    runs: list[list[tuple[int, Chunks]]] = []
+    for slot, chunks in sorted(items, key=lambda item: item[0]):
         last = runs[-1] if runs else None
         if last is None or slot != last[-1][0] + 1 or slot % slots_per_file == 0 or len(last) == max_slots:
             runs.append([])
-        runs[-1].append((slot, buffer))
+        runs[-1].append((slot, chunks))
     return [
         Run(
             run[0][0] // slots_per_file,
             run[0][0] % slots_per_file,
             tuple(slot for slot, _ in run),
-            tuple(buffer for _, buffer in run),
+            tuple(chunks for _, chunks in run),
         )
         for run in runs
     ]
@@ -121,17 +122,21 @@ class SlotFiles:
         """What the tier believes it has."""
         return self.count * self.layout.slot_bytes
 
-    def read(self, items: Sequence[tuple[int, Bytes]], then: Each | None = None) -> dict[int, OSError]:
+    def read(
+        self, items: Sequence[tuple[int, Bytes]], then: Callable[[int, Bytes], None] | None = None
+    ) -> dict[int, OSError]:
         """Fill each slot's buffer (aligned, ``slot_bytes`` long); returns what failed, by slot.
 
         ``then(slot, buffer)`` runs for each slot that was read, while other runs are still on their way.
         """
-        return self._transfer(read_fully, items, 0, after=then)
+        return self._transfer(read_fully, _single(items), 0, after=then)
 
-    def write(self, items: Sequence[tuple[int, Bytes]], first: Each | None = None) -> dict[int, OSError]:
-        """Write each slot from its buffer; returns what failed, by slot. Not durable before ``sync``.
+    def write(
+        self, items: Sequence[tuple[int, Chunks]], first: Callable[[int], None] | None = None
+    ) -> dict[int, OSError]:
+        """Write each slot from its chunks; returns what failed, by slot. Not durable before ``sync``.
 
-        ``first(slot, buffer)`` runs before each slot is written, while other runs are on their way.
+        ``first(slot)`` runs before each slot is written, while other runs are on their way.
         """
         return self._transfer(write_fully, items, 0, before=first)
 
@@ -152,7 +157,7 @@ class SlotFiles:
         for start in range(0, len(slots), batch):
             part = slots[start : start + batch]
             items = list(zip(part, ends, strict=False))
-            failed = self._transfer(read_fully, items, self.layout.end_offset, joined=False)
+            failed = self._transfer(read_fully, _single(items), self.layout.end_offset, joined=False)
             for slot, end in items:
                 if slot not in failed:
                     found[slot] = name_in_record(end, self.layout)
@@ -165,23 +170,22 @@ class SlotFiles:
     def _transfer(
         self,
         call: _Call,
-        items: Sequence[tuple[int, Bytes]],
+        items: Sequence[tuple[int, Chunks]],
         offset: int,
         *,
         joined: bool = True,
-        before: Each | None = None,
-        after: Each | None = None,
+        before: Callable[[int], None] | None = None,
+        after: Callable[[int, Bytes], None] | None = None,
     ) -> dict[int, OSError]:
         def do(run: Run) -> dict[int, OSError]:
-            pairs = list(zip(run.slots, run.buffers, strict=True))
             if before is not None:
-                for slot, buffer in pairs:
-                    before(slot, buffer)
+                for slot in run.slots:
+                    before(slot)
             failed = self._run(call, run, offset)
             if after is not None:
-                for slot, buffer in pairs:
+                for slot, chunks in zip(run.slots, run.chunks, strict=True):
                     if slot not in failed:
-                        after(slot, buffer)
+                        after(slot, chunks[0])
             return failed
 
         max_slots = self._max_slots if joined else 1
@@ -195,16 +199,20 @@ class SlotFiles:
     def _run(self, call: _Call, run: Run, offset: int) -> dict[int, OSError]:
         fd, stride = self._fds[run.file], self.layout.slot_bytes
         try:
-            call(self._disk, fd, run.buffers, run.first * stride + offset)
+            call(self._disk, fd, list(chain.from_iterable(run.chunks)), run.first * stride + offset)
         except OSError as error:
             if len(run.slots) == 1:
                 return {run.slots[0]: error}
         else:
             return {}
         failed: dict[int, OSError] = {}  # one slot at a time tells which of them is to blame
-        for slot, buffer in zip(run.slots, run.buffers, strict=True):
+        for slot, chunks in zip(run.slots, run.chunks, strict=True):
             try:
-                call(self._disk, fd, [buffer], slot % self._per_file * stride + offset)
+                call(self._disk, fd, chunks, slot % self._per_file * stride + offset)
             except OSError as error:
                 failed[slot] = error
         return failed
+
+
+def _single(items: Iterable[tuple[int, Bytes]]) -> list[tuple[int, Chunks]]:
+    return [(slot, (buffer,)) for slot, buffer in items]

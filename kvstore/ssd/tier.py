@@ -104,17 +104,7 @@ class SsdTier:
             clock=clock,
             time=TierTime(clock, wall=wall),
             inventory=Inventory(
-                [
-                    Directory(
-                        self._disk,
-                        spec.folder,
-                        layout,
-                        spec.capacity_bytes // layout.slot_bytes,
-                        pool=pool,
-                        slots_per_file=self._settings.slots_per_file,
-                    )
-                    for spec, pool in zip(directories, self._pools, strict=True)
-                ]
+                [self._directory(*pair, layout) for pair in zip(directories, self._pools, strict=True)]
             ),
             queue=WriteBehind(self._settings.write_behind_blocks, layout.slot_bytes),
             metrics=metrics or SsdMetrics.unregistered(),
@@ -194,30 +184,17 @@ class SsdTier:
         Raises:
             CorruptBlock, ValueError: The page has no valid header, or one of another size.
         """
-        result, stored_later = self._intake.offer(put)
-        with self._wake:
-            if stored_later or result in (
-                Admission.NO_SPACE,
-                Admission.QUOTA,
-            ):  # a sweep may help the next one
-                self._wake.notify()
-        return result
+        return self._offer(put, copy=True)
 
     def put_batch(self, puts: Sequence[BlockPut]) -> list[Admission]:
-        """Store blocks before returning, with as many batches and sweeps as it takes. Not for a step loop."""
-        results = []
-        for put in puts:
-            result = self.try_put(put)
-            if result is Admission.QUEUE_FULL:
-                helped = self.pump()
-            elif result in (Admission.NO_SPACE, Admission.QUOTA):
-                self.flush()  # what waits cannot be evicted
-                helped = self.sweep()
-            else:
-                helped = 0
-            results.append(self.try_put(put) if helped else result)
-        self.flush()
-        return results
+        """Store blocks before returning, with as many batches and sweeps as it takes. Not for a step loop.
+
+        Pages on page boundaries are written from where they are, without a copy; they must not change meanwhile.
+        """
+        try:
+            return [self._put(put) for put in puts]
+        finally:  # also when a page is no block: what was accepted before it is still written from its page
+            self.flush()
 
     def pump(self) -> int:
         """Store one batch of what waits; returns its size."""
@@ -306,6 +283,30 @@ class SsdTier:
             raise ConservationError(problems)
 
     # --- within ---
+
+    def _directory(
+        self, spec: DirectorySpec, pool: ThreadPoolExecutor | None, layout: RecordLayout
+    ) -> Directory:
+        count, per_file = spec.capacity_bytes // layout.slot_bytes, self._settings.slots_per_file
+        return Directory(self._disk, spec.folder, layout, count, pool=pool, slots_per_file=per_file)
+
+    def _offer(self, put: BlockPut, *, copy: bool) -> Admission:
+        result, waits = self._intake.offer(put, copy=copy)
+        with self._wake:
+            if waits or result in (Admission.NO_SPACE, Admission.QUOTA):  # a sweep may help the next one
+                self._wake.notify()
+        return result
+
+    def _put(self, put: BlockPut) -> Admission:
+        result = self._offer(put, copy=False)
+        if result is Admission.QUEUE_FULL:
+            helped = self.pump()
+        elif result in (Admission.NO_SPACE, Admission.QUOTA):
+            self.flush()  # what waits cannot be evicted
+            helped = self.sweep()
+        else:
+            return result
+        return self._offer(put, copy=False) if helped else result
 
     def _set_time(self) -> None:
         core = self._core

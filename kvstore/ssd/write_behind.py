@@ -52,6 +52,7 @@ class Pending:
     slot: int
     buffer: int
     accepted_at: float
+    page: Bytes | None = None  # where all but its end is, if it was not copied
     dropped: bool = False  # deleted before it was written
 
     def name(self, *, sequence: int = 0, now_s: int = 0, crc32c: int = 0) -> Name:

@@ -70,8 +70,8 @@ class Writer:
         core = self._core
         if directory.failed is not None:
             return []
-        items = [(slot, core.queue.buffers[pending.buffer]) for slot, pending in by_slot.items()]
-        failed = directory.slots.write(items, first=self._finisher(names))
+        items = [(slot, self._chunks(pending)) for slot, pending in by_slot.items()]
+        failed = directory.slots.write(items, first=self._finisher(by_slot, names))
         for slot, error in failed.items():
             core.note_error(directory, "write", error)
             state = SlotState.FREE if error.errno == errno.ENOSPC else SlotState.QUARANTINED
@@ -86,13 +86,20 @@ class Writer:
         core.metrics.written_bytes.inc(len(by_slot) * core.layout.slot_bytes)
         return list(by_slot)
 
-    def _finisher(self, names: dict[int, Name]) -> Callable[[int, Bytes], None]:
-        layout = self._core.layout
+    def _chunks(self, pending: Pending) -> tuple[Bytes, ...]:
+        """The record in memory: in its buffer, or in the page it came in but for its end."""
+        buffer, split = self._core.queue.buffers[pending.buffer], self._core.layout.end_offset
+        return (buffer,) if pending.page is None else (pending.page[:split], buffer[split:])
 
-        def finish(slot: int, buffer: Bytes) -> None:
+    def _finisher(self, by_slot: dict[int, Pending], names: dict[int, Name]) -> Callable[[int], None]:
+        layout, buffers = self._core.layout, self._core.queue.buffers
+
+        def finish(slot: int) -> None:
+            pending = by_slot[slot]
+            buffer = buffers[pending.buffer]
             header = replace(names[slot].header(), crc32c=0).encode()
             buffer[layout.payload_bytes : layout.page_bytes].data[:] = header
-            names[slot] = replace(names[slot], payload_crc32c=payload_crc32c(buffer, layout))
+            names[slot] = replace(names[slot], payload_crc32c=payload_crc32c(buffer, layout, pending.page))
             finish_record(buffer, layout, names[slot])
 
         return finish

@@ -8,7 +8,7 @@ from epdserve.kvstore.ssd.slots import aligned, is_aligned, join
 
 def runs(slots: list[int], *, per_file: int = 10, longest: int = 4) -> list[tuple[int, int, int]]:
     buffer = np.zeros(1, np.uint8)
-    joined = join([(slot, buffer) for slot in slots], slots_per_file=per_file, max_slots=longest)
+    joined = join([(slot, (buffer,)) for slot in slots], slots_per_file=per_file, max_slots=longest)
     return [(run.file, run.first, len(run.slots)) for run in joined]
 
 
