@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 from epdserve.kvstore.ssd.directory import UNKNOWN_USE, Directory, SlotState, preferred
-from epdserve.kvstore.ssd.record import RESERVE, Name
+from epdserve.kvstore.ssd.record import EXACT, RESERVE, Name
 from epdserve.kvstore.ssd.retention import HeldBlocks, Ints, RetentionPolicy, Space
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
@@ -92,9 +92,13 @@ class Inventory:
         assert name is not None, f"slot {slot} of {directory.folder} lost its name"
         return Place(directory, slot, name)
 
-    def holds(self, block_hash: BlockHash) -> bool:
-        """Whether a block is stored."""
-        return block_hash in self._where
+    def holds(self, block_hash: BlockHash, *, exact: bool = False) -> bool:
+        """Whether a block is stored, as an exact one if asked so. Takes no name apart: chains are long."""
+        code = self._where.get(block_hash)
+        if code is None or not exact:
+            return code is not None
+        rows = self.directories[code >> _SLOT_BITS].table.rows
+        return bool(rows["flags"][code & ((1 << _SLOT_BITS) - 1)] & EXACT)
 
     def still_there(self, place: Place) -> bool:
         """Whether the slot still has the name it had: nobody wrote it since, except its last use."""

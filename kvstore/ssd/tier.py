@@ -219,12 +219,8 @@ class SsdTier:
         """How many blocks of a chain are stored from its beginning on; ``exact`` stops at the first tainted one."""
         with self._core.lock:
             for count, block_hash in enumerate(hashes):
-                if not self._core.inventory.holds(block_hash):
+                if not self._core.inventory.holds(block_hash, exact=exact):
                     return count
-                if exact:
-                    place = self._core.inventory.find(block_hash)
-                    if place is None or not place.name.exact:
-                        return count
         return len(hashes)
 
     def get_batch(self, hashes: Sequence[BlockHash], pages: Sequence[Bytes]) -> list[BlockHeader | None]:
