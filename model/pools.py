@@ -112,7 +112,7 @@ def aligned_bytes(shape: tuple[int, ...], device: torch.device | str = "cpu") ->
     """
     nbytes = math.prod(shape)
     if torch.device(device).type == "cpu" and nbytes:
-        memory = mmap.mmap(-1, nbytes)
+        memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
