@@ -41,6 +41,8 @@ class ServerFigures:
     tokens_per_s: float
     together: list[Outcome]
     added_s: list[float]
+    http_s: list[float]
+    prepare_s: list[float]
     handoff_s: list[float]
     handoff_bytes: int
 
@@ -74,14 +76,27 @@ async def measure_server(plan: Plan, server: Mapping[str, Any]) -> ServerFigures
         await _decode(plan, client, model)  # the first round pays for first touches of memory and caches
         rounds = [await _decode(plan, client, model) for _ in range(plan.rounds)]
         rate, together = sorted(rounds, key=lambda pair: pair[0])[len(rounds) // 2]
-        added = [
-            added_s(
-                await _one(client, chat(model, words=plan.prompt_words, max_tokens=1, seed=1000 + number))
-            )
+        singles = [
+            await _one(client, chat(model, words=plan.prompt_words, max_tokens=1, seed=1000 + number))
             for number in range(plan.router_requests)
         ]
+        http = [await _refusal_s(client, plan) for _ in range(plan.router_requests)]
         handoff, nbytes = await _handoff(plan, client, model, server)
-    return ServerFigures(rate, together, added, handoff, nbytes)
+    return ServerFigures(
+        tokens_per_s=rate,
+        together=together,
+        added_s=[added_s(outcome) for outcome in singles],
+        http_s=http,
+        prepare_s=[outcome.receipt["ms"]["router"] / 1e3 for outcome in singles],
+        handoff_s=handoff,
+        handoff_bytes=nbytes,
+    )
+
+
+async def _refusal_s(client: httpx.AsyncClient, plan: Plan) -> float:
+    """Time of the same exchange without any generation: the server refuses the model's name."""
+    outcome = await stream_chat(client, chat("no-such-model", words=plan.prompt_words, max_tokens=1, seed=0))
+    return outcome.ended_at - outcome.sent_at
 
 
 async def _decode(plan: Plan, client: httpx.AsyncClient, model: str) -> tuple[float, list[Outcome]]:
