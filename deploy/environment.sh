@@ -73,8 +73,8 @@ make_environment() {
       rm -rf .venv
       "$python" -m venv .venv || die "could not make .venv; see the lines above"
     fi
-    say "installing the pinned packages of $packages (about 2 GB, two minutes; once)"
-    pip_install -r "$packages"
+    say "installing the pinned packages of $packages (about 2 GB, a minute or two; once)"
+    pip_install --no-compile -r "$packages" # what is imported is compiled then; all of it would double the time
     printf '%s' "$wanted_packages" >".venv/stamp-$1"
     printf '%s' "$wanted_run" >.venv/stamp-run # dev holds all of run
   fi
