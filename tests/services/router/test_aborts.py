@@ -58,7 +58,9 @@ async def test_nothing_is_left_of_clients_that_leave_at_random(seed: int) -> Non
     config = RouterConfig(model_dir=Path("unused"), model_name="demo", max_in_flight_requests=10_000)
     app = create_app(config, cluster, tokenizer=real_tokenizer())
     parts = app.state.parts
-    requests = [one_request(app, rng.uniform(0, 0.3), stream=rng.random() < 0.5) for _ in range(150)]
+    # However slow the machine, some leave before and some stay until they are answered.
+    stays_s = [(0.0, 60.0, rng.uniform(0, 0.3))[min(number % 5, 2)] for number in range(150)]
+    requests = [one_request(app, stay_s, stream=rng.random() < 0.5) for stay_s in stays_s]
     answered = await asyncio.gather(*requests)
     assert 0 < sum(answered) < len(answered)
     assert cluster.running_prefills == cluster.running_decodes == 0
