@@ -7,20 +7,22 @@ prompt of 100k tokens is never walked in Python. Hashes, keys and roots are plai
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from epdserve.services.errors import STATUS, Internal, ServiceError
+from epdserve.services.sampling import MAX_TOP_LOGPROBS, Grammar, PromptLogprobs, TokenLogprob
+from epdserve.services.sampling import SamplingParams as SamplingParams
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 
+MAX_READERS: Final = 128  # choices that share one prefill
 WIRE_VERSION: Final = 1  # goes up when two versions of these processes can no longer talk (proto/README.md)
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 
 
 def token_ids(values: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
@@ -51,43 +53,6 @@ class Effort:
     def __post_init__(self) -> None:
         if not 1 <= self.level <= 100:
             raise ValueError(f"effort must lie in 1..100, got {self.level}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn and when a request ends.
-
-    Attributes:
-        temperature: 0 takes the largest logit, lowest id on ties.
-        top_k: 0 keeps all.
-        seed: int64; with the position it determines the draw.
-        max_tokens: Tokens this request may produce in all, resumed ones included.
-        min_tokens: No stop token ends the request before this many tokens.
-    """
-
-    seed: int
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if not -_INT64_MAX - 1 <= self.seed <= _INT64_MAX:
-            raise ValueError(f"seed does not fit 64 bits: {self.seed}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be finite and >= 0, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0 or not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"top_p must lie in (0, 1], min_p in [0, 1]: {self.top_p}, {self.min_p}")
-        if not 0 <= self.top_k <= _INT32_MAX or not 0 <= self.min_tokens <= _INT32_MAX:
-            raise ValueError(f"top_k and min_tokens must be >= 0, got {self.top_k}, {self.min_tokens}")
-        if not 1 <= self.max_tokens <= _INT32_MAX:
-            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
-        if any(not 0 <= token <= _INT32_MAX for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids outside [0, 2**31): {self.stop_token_ids}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +125,9 @@ class PrefillJob(_ByValue):
         tenant_key: Keys the block hashes; two tenants share no block.
         exact: Take only blocks made without encoder replay.
         trace: W3C traceparent, empty if none.
+        readers: How many decode jobs will pull the answer; each gets a lease of its own.
+        prompt_logprobs: Alternatives told with each prompt token's log-probability; None = nothing is told. Such a
+            job must be ``exact``: every row is run.
     """
 
     request_id: str
@@ -167,9 +135,17 @@ class PrefillJob(_ByValue):
     tenant_key: bytes
     exact: bool = False
     trace: str = ""
+    readers: int = 1
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
+        if not 1 <= self.readers <= MAX_READERS:
+            raise ValueError(f"readers must lie in 1..{MAX_READERS}, got {self.readers}")
+        if self.prompt_logprobs is not None and not (
+            self.exact and 0 <= self.prompt_logprobs <= MAX_TOP_LOGPROBS
+        ):
+            raise ValueError(f"prompt_logprobs={self.prompt_logprobs} with exact={self.exact}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +156,7 @@ class PrefillResult:
         cached_tokens: The hit length.
         replayed_rows: Cached positions recomputed for the window.
         computed_tokens: Tokens whose KV was computed.
+        more_leases: Leases of the second and further readers, on the same pages and tail.
     """
 
     handle: KVHandle
@@ -188,6 +165,13 @@ class PrefillResult:
     computed_tokens: int
     queue_ms: float
     run_ms: float
+    more_leases: tuple[str, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
+
+    @property
+    def handles(self) -> tuple[KVHandle, ...]:
+        """One handle for each reader; each is to be pulled, or its lease ended, by itself."""
+        return (self.handle, *(replace(self.handle, lease=lease) for lease in self.more_leases))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,6 +183,8 @@ class DecodeJob(_ByValue):
         handle: Where the KV of ``tokens + emitted`` lies; None = recompute it here.
         emitted: Tokens already delivered by an earlier worker. Offsets go on counting: that of the first
             chunk is ``len(emitted)``.
+        grammar: What the output must look like; its state is rebuilt from ``emitted``.
+        timeout_s: From the job's arrival to the end of its output; None = no end.
     """
 
     request_id: str
@@ -209,10 +195,14 @@ class DecodeJob(_ByValue):
     handle: KVHandle | None
     emitted: TokenIds = field(default_factory=lambda: token_ids(()))
     trace: str = ""
+    grammar: Grammar | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
         object.__setattr__(self, "emitted", token_ids(self.emitted))
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
 
 class FinishReason(StrEnum):
@@ -279,6 +269,9 @@ class TokenChunk:
     """New tokens of one request: the first of them is number ``offset`` of its output.
 
     A chunk with a finish reason or an error is the request's last; it may hold no tokens.
+
+    Attributes:
+        logprobs: One for each token if the request asked for them, else empty.
     """
 
     request_id: str
@@ -287,6 +280,7 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
     receipt: DecodeReceipt | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def end(self) -> int:

@@ -10,6 +10,17 @@ from typing import Final
 
 import numpy as np
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.rpc.convert_sampling import (
+    grammar_from_pb,
+    grammar_to_pb,
+    prompt_logprobs_from_pb,
+    prompt_logprobs_to_pb,
+    refused,
+    sampling_from_pb,
+    sampling_to_pb,
+    token_logprob_from_pb,
+    token_logprob_to_pb,
+)
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, prefill_pb2
 from epdserve.services.types import (
     BlockRef,
@@ -20,7 +31,6 @@ from epdserve.services.types import (
     KVHandle,
     PrefillJob,
     PrefillResult,
-    SamplingParams,
     TailRef,
     TokenChunk,
     TokenIds,
@@ -123,12 +133,23 @@ def prefill_job_to_pb(job: PrefillJob) -> prefill_pb2.PrefillJob:
         tenant_key=job.tenant_key,
         exact=job.exact,
         trace=job.trace,
+        readers=job.readers,
+        prompt_logprobs=job.prompt_logprobs,
     )
 
 
 def prefill_job_from_pb(pb: prefill_pb2.PrefillJob) -> PrefillJob:
     """The prefill job of a message."""
-    return PrefillJob(pb.request_id, tokens_from_bytes(pb.tokens), pb.tenant_key, pb.exact, pb.trace)
+    with refused("n"):
+        return PrefillJob(
+            pb.request_id,
+            tokens_from_bytes(pb.tokens),
+            pb.tenant_key,
+            pb.exact,
+            pb.trace,
+            pb.readers or 1,
+            pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
+        )
 
 
 def prefill_result_to_pb(result: PrefillResult) -> prefill_pb2.PrefillResult:
@@ -140,6 +161,10 @@ def prefill_result_to_pb(result: PrefillResult) -> prefill_pb2.PrefillResult:
         computed_tokens=result.computed_tokens,
         queue_ms=result.queue_ms,
         run_ms=result.run_ms,
+        more_leases=result.more_leases,
+        prompt_logprobs=(
+            None if result.prompt_logprobs is None else prompt_logprobs_to_pb(result.prompt_logprobs)
+        ),
     )
 
 
@@ -152,66 +177,51 @@ def prefill_result_from_pb(pb: prefill_pb2.PrefillResult) -> PrefillResult:
         computed_tokens=pb.computed_tokens,
         queue_ms=pb.queue_ms,
         run_ms=pb.run_ms,
+        more_leases=tuple(pb.more_leases),
+        prompt_logprobs=(
+            prompt_logprobs_from_pb(pb.prompt_logprobs) if pb.HasField("prompt_logprobs") else None
+        ),
     )
 
 
 def decode_job_to_pb(job: DecodeJob) -> decode_pb2.DecodeJob:
     """A decode job as a message."""
-    sampling = job.sampling
     return decode_pb2.DecodeJob(
         request_id=job.request_id,
         tokens=tokens_to_bytes(job.tokens),
         tenant_key=job.tenant_key,
         exact=job.exact,
-        sampling=decode_pb2.SamplingParams(
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=sampling.min_tokens,
-        ),
+        sampling=sampling_to_pb(job.sampling),
         handle=None if job.handle is None else handle_to_pb(job.handle),
         emitted=tokens_to_bytes(job.emitted),
         trace=job.trace,
+        grammar=None if job.grammar is None else grammar_to_pb(job.grammar),
+        timeout_s=job.timeout_s,
     )
 
 
 def decode_job_from_pb(pb: decode_pb2.DecodeJob) -> DecodeJob:
     """The decode job of a message."""
-    sampling = pb.sampling
-    try:
-        params = SamplingParams(
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-            min_tokens=sampling.min_tokens,
+    with refused("sampling"):
+        return DecodeJob(
+            request_id=pb.request_id,
+            tokens=tokens_from_bytes(pb.tokens),
+            tenant_key=pb.tenant_key,
+            exact=pb.exact,
+            sampling=sampling_from_pb(pb.sampling),
+            handle=handle_from_pb(pb.handle) if pb.HasField("handle") else None,
+            emitted=tokens_from_bytes(pb.emitted),
+            trace=pb.trace,
+            grammar=grammar_from_pb(pb.grammar) if pb.HasField("grammar") else None,
+            timeout_s=pb.timeout_s if pb.HasField("timeout_s") else None,
         )
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="sampling") from error
-    return DecodeJob(
-        request_id=pb.request_id,
-        tokens=tokens_from_bytes(pb.tokens),
-        tenant_key=pb.tenant_key,
-        exact=pb.exact,
-        sampling=params,
-        handle=handle_from_pb(pb.handle) if pb.HasField("handle") else None,
-        emitted=tokens_from_bytes(pb.emitted),
-        trace=pb.trace,
-    )
 
 
 def chunk_to_pb(chunk: TokenChunk) -> decode_pb2.TokenChunk:
     """A chunk as a message."""
     pb = decode_pb2.TokenChunk(request_id=chunk.request_id, offset=chunk.offset, tokens=chunk.tokens)
+    if chunk.logprobs:
+        pb.logprobs.extend(map(token_logprob_to_pb, chunk.logprobs))
     if chunk.finish_reason is not None:
         pb.finish_reason = _FINISH_TO_PB[chunk.finish_reason]
     if chunk.error is not None:
@@ -228,6 +238,8 @@ def chunk_from_pb(pb: decode_pb2.TokenChunk) -> TokenChunk:
         finish = _FINISH_FROM_PB.get(pb.finish_reason)
         if finish is None:
             raise InvalidRequest(f"unknown finish reason {pb.finish_reason}", param="finish_reason")
+    if pb.logprobs and len(pb.logprobs) != len(pb.tokens):
+        raise InvalidRequest(f"{len(pb.logprobs)} log-probabilities of {len(pb.tokens)} tokens")
     return TokenChunk(
         request_id=pb.request_id,
         offset=pb.offset,
@@ -235,6 +247,7 @@ def chunk_from_pb(pb: decode_pb2.TokenChunk) -> TokenChunk:
         finish_reason=finish,
         error=error_from_pb(pb.error) if pb.HasField("error") else None,
         receipt=_receipt_from_pb(pb.receipt) if pb.HasField("receipt") else None,
+        logprobs=tuple(map(token_logprob_from_pb, pb.logprobs)),
     )
 
 

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import grpc
@@ -140,7 +140,7 @@ class DecodeSession:
 
         Args:
             job: Its ``request_id`` must be new to this worker.
-            deadline_s: From now to the end of the output; past it the request is cancelled.
+            deadline_s: From now to the end of the output; past it the request is cancelled, here and by the worker.
 
         Returns:
             The output. What goes wrong, too much work and a lost worker included, is raised from iterating it.
@@ -151,7 +151,7 @@ class DecodeSession:
         if self._table.get(job.request_id) is not None:
             raise ValueError(f"request id {job.request_id} is live already")
         stream = DecodeStream(
-            job,
+            job if job.timeout_s is not None else replace(job, timeout_s=deadline_s),
             deadline_at=asyncio.get_running_loop().time() + deadline_s,
             bound_tokens=self._limits.bound_tokens,
             leave=self._table.leave,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from epdserve.services.errors import Cancelled, DeadlineExceeded, Internal, ServiceError
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import DecodeJob, TokenChunk
 
 
@@ -47,6 +48,7 @@ class DecodeStream:
         self._bound_tokens = bound_tokens
         self._leave = leave
         self._pending: list[int] = []
+        self._logprobs: list[TokenLogprob] = []  # one for each pending token, or none
         self._final: TokenChunk | None = None
         self._error: ServiceError | None = None
         self._over = False  # the consumer has seen the end
@@ -73,6 +75,7 @@ class DecodeStream:
             self.fail(Internal(f"output ends at {chunk.end} after {self.received} tokens had come"))
             return Taken()
         self._pending.extend(new)
+        self._logprobs.extend(chunk.logprobs[self.received - chunk.offset :])
         self.received += len(new)
         if chunk.error is not None:
             self.fail(chunk.error.to_error())
@@ -108,22 +111,20 @@ class DecodeStream:
         if not self._ready.is_set():
             await self._wait()
         self._ready.clear()
-        tokens, self._pending = tuple(self._pending), []
-        offset, self.delivered = self.delivered, self.delivered + len(tokens)
+        offset, tokens = self.delivered, tuple(self._pending)
+        chunk = TokenChunk(self.request_id, offset, tokens, logprobs=tuple(self._logprobs))
+        self._pending, self._logprobs, self.delivered = [], [], chunk.end
         if self._final is not None:
             self._over = True
-            final = self._final
-            return TokenChunk(
-                self.request_id, offset, tokens, finish_reason=final.finish_reason, receipt=final.receipt
-            )
+            return replace(chunk, finish_reason=self._final.finish_reason, receipt=self._final.receipt)
         if self._error is not None:
             if tokens:
                 self._ready.set()  # the error comes next
-                return TokenChunk(self.request_id, offset, tokens)
+                return chunk
             self._over = True
             self._error.tokens_delivered = self.delivered
             raise self._error
-        return TokenChunk(self.request_id, offset, tokens)
+        return chunk
 
     async def _wait(self) -> None:
         try:

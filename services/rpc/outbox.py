@@ -8,8 +8,9 @@ step back of the mark up to which output counts as sent.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import TokenChunk
 
 
@@ -20,6 +21,7 @@ class Entry:
     Attributes:
         base: Offset of ``tokens[0]``: everything before it is acknowledged.
         sent: Offset up to which tokens count as sent.
+        logprobs: One for each of ``tokens``, or none at all.
         final: The last chunk (its tokens stand in ``tokens`` already), None while there is more to come.
         final_sent: Whether the end counts as sent.
         ended_at: When the last chunk came, on the owner's clock.
@@ -28,6 +30,7 @@ class Entry:
     base: int
     sent: int
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     final: TokenChunk | None = None
     final_sent: bool = False
     ended_at: float = 0.0
@@ -88,6 +91,7 @@ class Outbox:
         if entry is None or entry.final is not None or chunk.offset != entry.end:
             return False
         entry.tokens.extend(chunk.tokens)
+        entry.logprobs.extend(chunk.logprobs)
         self._kept_tokens += len(chunk.tokens)
         if chunk.final:
             entry.final, entry.ended_at = chunk, now
@@ -111,6 +115,7 @@ class Outbox:
         drop = max(0, min(offset, entry.end) - entry.base)
         if drop:
             del entry.tokens[:drop]
+            del entry.logprobs[:drop]
             entry.base += drop
             entry.sent = max(entry.sent, entry.base)
             self._kept_tokens -= drop
@@ -138,19 +143,16 @@ class Outbox:
         chunks = []
         for request_id in self._unsent:
             entry = self._entries[request_id]
-            tokens = tuple(entry.tokens[entry.sent - entry.base :])
+            unsent = slice(entry.sent - entry.base, None)
+            tokens, logprobs = tuple(entry.tokens[unsent]), tuple(entry.logprobs[unsent])
             final = entry.final if not entry.final_sent else None
             if not tokens and final is None:
                 continue
-            if final is None:
-                chunks.append(TokenChunk(request_id, entry.sent, tokens))
-            else:
-                chunks.append(
-                    TokenChunk(
-                        request_id, entry.sent, tokens, final.finish_reason, final.error, final.receipt
-                    )
-                )
+            chunk = TokenChunk(request_id, entry.sent, tokens, logprobs=logprobs)
+            if final is not None:
+                chunk = replace(final, offset=entry.sent, tokens=tokens, logprobs=logprobs)
                 entry.final_sent = True
+            chunks.append(chunk)
             entry.sent = entry.end
         self._unsent.clear()
         return chunks

@@ -232,6 +232,7 @@ class WorkerRecord(_message.Message):
     STEP_AGE_S_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     role: Global___WorkerRole.ValueType
     incarnation: _builtins.str
@@ -248,6 +249,8 @@ class WorkerRecord(_message.Message):
     step_age_s: _builtins.float
     wire_version: _builtins.int
     model_name: _builtins.str
+    machine: _builtins.str
+    """whose store it uses; empty from a version that does not tell"""
     def __init__(
         self,
         *,
@@ -267,10 +270,11 @@ class WorkerRecord(_message.Message):
         step_age_s: _builtins.float = ...,
         wire_version: _builtins.int = ...,
         model_name: _builtins.str = ...,
+        machine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "free_pages", b"free_pages", "incarnation", b"incarnation", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

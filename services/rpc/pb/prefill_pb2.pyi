@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from . import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,12 +28,18 @@ class PrefillJob(_message.Message):
     TENANT_KEY_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """little-endian int32 each"""
     tenant_key: _builtins.bytes
     exact: _builtins.bool
     trace: _builtins.str
+    readers: _builtins.int
+    """leases wanted on the answer; 0, as older routers send it: 1"""
+    prompt_logprobs: _builtins.int
+    """alternatives told with each prompt token; absent: nothing is told"""
     def __init__(
         self,
         *,
@@ -40,12 +48,16 @@ class PrefillJob(_message.Message):
         tenant_key: _builtins.bytes = ...,
         exact: _builtins.bool = ...,
         trace: _builtins.str = ...,
+        readers: _builtins.int = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exact", b"exact", "request_id", b"request_id", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "exact", b"exact", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___PrefillJob: _TypeAlias = PrefillJob  # noqa: Y015
 
@@ -59,6 +71,8 @@ class PrefillResult(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     RUN_MS_FIELD_NUMBER: _builtins.int
+    MORE_LEASES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     cached_tokens: _builtins.int
     replayed_rows: _builtins.int
     computed_tokens: _builtins.int
@@ -66,6 +80,12 @@ class PrefillResult(_message.Message):
     run_ms: _builtins.float
     @_builtins.property
     def handle(self) -> _common_pb2.KVHandle: ...
+    @_builtins.property
+    def more_leases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of further readers, on the same pages and tail"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     def __init__(
         self,
         *,
@@ -75,14 +95,50 @@ class PrefillResult(_message.Message):
         computed_tokens: _builtins.int = ...,
         queue_ms: _builtins.float = ...,
         run_ms: _builtins.float = ...,
+        more_leases: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "handle", b"handle", "queue_ms", b"queue_ms", "replayed_rows", b"replayed_rows", "run_ms", b"run_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "handle", b"handle", "more_leases", b"more_leases", "prompt_logprobs", b"prompt_logprobs", "queue_ms", b"queue_ms", "replayed_rows", b"replayed_rows", "run_ms", b"run_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillResult: _TypeAlias = PrefillResult  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Of the prompt's tokens from the second on, little-endian, row by row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    logprobs: _builtins.bytes
+    """float32 each"""
+    top_tokens: _builtins.bytes
+    """int32 each"""
+    top_logprobs: _builtins.bytes
+    """float32 each"""
+    top: _builtins.int
+    """alternatives in a row"""
+    def __init__(
+        self,
+        *,
+        logprobs: _builtins.bytes = ...,
+        top_tokens: _builtins.bytes = ...,
+        top_logprobs: _builtins.bytes = ...,
+        top: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "top", b"top", "top_logprobs", b"top_logprobs", "top_tokens", b"top_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class ReleaseLeaseRequest(_message.Message):

@@ -5,6 +5,7 @@ import pytest
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.rpc import convert
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, prefill_pb2
+from epdserve.services.sampling import Grammar, GrammarKind, PromptLogprobs, TokenLogprob
 from epdserve.services.types import (
     BlockRef,
     DecodeJob,
@@ -47,7 +48,28 @@ samplings = st.builds(
     stop_token_ids=st.lists(token, max_size=5).map(tuple),
     ignore_eos=st.booleans(),
     min_tokens=token,
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    logit_bias=st.dictionaries(token, st.floats(-100, 100) | st.just(float("-inf")), max_size=4).map(
+        lambda biases: tuple(biases.items())
+    ),
+    logprobs=st.none() | st.integers(0, 20),
 )
+grammars = st.builds(Grammar, st.sampled_from(GrammarKind), text, st.none() | token) | st.builds(
+    Grammar, st.sampled_from(GrammarKind), text, st.none(), token
+)
+logprob = st.floats(max_value=0, allow_nan=False, width=32)
+token_logprobs = st.builds(TokenLogprob, logprob, st.lists(st.tuples(token, logprob), max_size=3).map(tuple))
+
+
+def _prompt_logprobs(shape: tuple[int, int]) -> PromptLogprobs:
+    draw = np.random.default_rng(shape[0])
+    ids = draw.integers(0, 2**31 - 1, shape).astype(np.int32)
+    return PromptLogprobs(-draw.random(shape[0], np.float32), ids, -draw.random(shape, np.float32))
+
+
+prompt_logprobs = st.tuples(st.integers(0, 4), st.integers(0, 3)).map(_prompt_logprobs)
 receipts = st.builds(
     DecodeReceipt, text, count, count, count, count, count, st.floats(0, 1e9), st.floats(0, 1e9), number
 )
@@ -59,19 +81,50 @@ def test_errors_come_back_equal(error: ErrorInfo) -> None:
     assert convert.error_from_pb(common_pb2.ErrorDetail.FromString(wire)) == error
 
 
-@given(st.builds(PrefillJob, text, tokens, data, st.booleans(), text))
+@given(
+    st.builds(PrefillJob, text, tokens, data, st.booleans(), text, st.integers(1, 128))
+    | st.builds(
+        PrefillJob, text, tokens, data, st.just(True), text, st.just(1), st.none() | st.integers(0, 20)
+    )
+)
 def test_prefill_jobs_come_back_equal(job: PrefillJob) -> None:
     wire = convert.prefill_job_to_pb(job).SerializeToString()
     assert convert.prefill_job_from_pb(prefill_pb2.PrefillJob.FromString(wire)) == job
 
 
-@given(st.builds(PrefillResult, handles, count, count, count, number, number))
+@given(
+    st.builds(
+        PrefillResult,
+        handles,
+        count,
+        count,
+        count,
+        number,
+        number,
+        st.lists(text, max_size=3).map(tuple),
+        st.none() | prompt_logprobs,
+    )
+)
 def test_prefill_results_come_back_equal(result: PrefillResult) -> None:
     wire = convert.prefill_result_to_pb(result).SerializeToString()
     assert convert.prefill_result_from_pb(prefill_pb2.PrefillResult.FromString(wire)) == result
 
 
-@given(st.builds(DecodeJob, text, tokens, data, st.booleans(), samplings, st.none() | handles, tokens, text))
+@given(
+    st.builds(
+        DecodeJob,
+        text,
+        tokens,
+        data,
+        st.booleans(),
+        samplings,
+        st.none() | handles,
+        tokens,
+        text,
+        st.none() | grammars,
+        st.none() | st.floats(0, 1e9, exclude_min=True),
+    )
+)
 def test_decode_jobs_come_back_equal(job: DecodeJob) -> None:
     wire = convert.decode_job_to_pb(job).SerializeToString()
     assert convert.decode_job_from_pb(decode_pb2.DecodeJob.FromString(wire)) == job
@@ -86,6 +139,11 @@ def test_decode_jobs_come_back_equal(job: DecodeJob) -> None:
         st.none() | st.sampled_from(FinishReason),
         st.none() | errors,
         st.none() | receipts,
+    )
+    | st.builds(
+        lambda tokens, logprobs: TokenChunk("r", 0, (tokens,) * len(logprobs), logprobs=tuple(logprobs)),
+        token,
+        st.lists(token_logprobs, max_size=3),
     )
 )
 def test_chunks_come_back_equal(chunk: TokenChunk) -> None:
@@ -123,3 +181,43 @@ def test_unknown_finish_reason_is_refused() -> None:
     pb.finish_reason = 77  # type: ignore[assignment]
     with pytest.raises(InvalidRequest, match="77"):
         convert.chunk_from_pb(pb)
+
+
+def test_what_older_routers_send_means_no_penalty_and_one_reader() -> None:
+    sampling = decode_pb2.SamplingParams(max_tokens=1, top_p=1.0)
+    job = convert.decode_job_from_pb(decode_pb2.DecodeJob(request_id="a", sampling=sampling))
+    assert not job.sampling.penalised
+    assert job.grammar is job.timeout_s is job.sampling.logprobs is None
+    assert convert.prefill_job_from_pb(prefill_pb2.PrefillJob(request_id="a")).readers == 1
+
+
+@pytest.mark.parametrize(
+    "pb",
+    [
+        decode_pb2.DecodeJob(grammar=decode_pb2.Grammar(text="a")),
+        decode_pb2.DecodeJob(timeout_s=0.0),
+        decode_pb2.DecodeJob(sampling=decode_pb2.SamplingParams(max_tokens=1, top_p=1.0, bias_tokens=[1])),
+    ],
+    ids=["grammar of no kind", "no time", "bias without value"],
+)
+def test_jobs_nobody_sends_are_refused(pb: decode_pb2.DecodeJob) -> None:
+    if not pb.sampling.max_tokens:
+        pb.sampling.MergeFrom(decode_pb2.SamplingParams(max_tokens=1, top_p=1.0))
+    with pytest.raises(InvalidRequest):
+        convert.decode_job_from_pb(pb)
+
+
+def test_logprobs_of_other_tokens_are_refused() -> None:
+    pb = decode_pb2.TokenChunk(request_id="a", tokens=[1, 2], logprobs=[decode_pb2.TokenLogprob(logprob=-1)])
+    with pytest.raises(InvalidRequest, match="log-probabilities"):
+        convert.chunk_from_pb(pb)
+
+
+def test_prompt_logprobs_of_another_shape_are_refused() -> None:
+    pb = prefill_pb2.PromptLogprobs(logprobs=b"0000", top_tokens=b"00000000", top=1)
+    with pytest.raises(InvalidRequest):
+        convert.prefill_result_from_pb(
+            prefill_pb2.PrefillResult(
+                handle=common_pb2.KVHandle(tail=common_pb2.TailRef()), prompt_logprobs=pb
+            )
+        )

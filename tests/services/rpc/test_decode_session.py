@@ -80,6 +80,7 @@ async def test_many_requests_share_one_frame_a_step() -> None:
     async with worker(engine, step=False) as address, session_to(address) as session:
         streams = [session.submit(decode_job(f"r{i}", max_tokens=5), deadline_s=10) for i in range(16)]
         await until(lambda: len(engine.running) == 16)
+        assert streams[0].job.timeout_s == 10  # the worker knows when nobody waits any more
         before = engine.sessions.counts.frames_sent
         engine.step()
         await until(lambda: all(stream.received == 1 for stream in streams))

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 from epdserve.services.rpc.outbox import Outbox
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason, TokenChunk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 NAMES = ["a", "b"]
+WITH_LOGPROBS = "b"
+
+
+def _logprobs(name: str, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    """What the engine tells about tokens: one value each that names the token."""
+    return tuple(TokenLogprob(-float(token)) for token in tokens) if name == WITH_LOGPROBS else ()
 
 
 class OutboxMachine(RuleBasedStateMachine):
@@ -26,9 +33,9 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4), last=st.booleans())
     def produce(self, name: str, count: int, last: bool) -> None:
         start = self.produced[name]
-        chunk = TokenChunk(
-            name, start, tuple(range(start, start + count)), FinishReason.STOP if last else None
-        )
+        tokens = tuple(range(start, start + count))
+        reason = FinishReason.STOP if last else None
+        chunk = TokenChunk(name, start, tokens, reason, logprobs=_logprobs(name, tokens))
         kept = self.outbox.append(chunk, now=0.0)
         assert kept == (name not in self.ended)
         if kept:
@@ -43,6 +50,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def _arrive(self, chunk: TokenChunk) -> None:
         have = self.base[chunk.request_id] + len(self.received[chunk.request_id])
         assert chunk.offset <= have, "a gap"
+        assert chunk.logprobs == _logprobs(chunk.request_id, chunk.tokens)
         self.received[chunk.request_id].extend(chunk.tokens[have - chunk.offset :])
         if chunk.final:
             self.got_end.add(chunk.request_id)

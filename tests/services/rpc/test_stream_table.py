@@ -8,6 +8,7 @@ from epdserve.services.rpc.convert import chunk_to_pb
 from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.pb import decode_pb2
 from epdserve.services.rpc.stream_table import StreamTable
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason, TokenChunk
 from support.fake_decode import decode_job
 
@@ -39,6 +40,18 @@ async def test_duplicates_and_overlaps_are_dropped() -> None:
     assert (await anext(stream)).tokens == ()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def test_logprobs_stay_beside_their_tokens() -> None:
+    table = StreamTable(worker="w")
+    stream = add(table, "a")
+    told = [TokenLogprob(-float(n), ((n, -float(n)),)) for n in range(4)]
+    table.take(step(TokenChunk("a", 0, (0, 1), logprobs=(told[0], told[1]))))
+    table.take(step(TokenChunk("a", 1, (1, 2), logprobs=(told[1], told[2]))))
+    assert (await anext(stream)).logprobs == tuple(told[:3])
+    table.take(step(TokenChunk("a", 2, (2, 3), FinishReason.STOP, logprobs=(told[2], told[3]))))
+    last = await anext(stream)
+    assert (last.tokens, last.logprobs, last.finish_reason) == ((3,), (told[3],), FinishReason.STOP)
 
 
 async def test_gap_is_asked_for_again() -> None:
