@@ -34,8 +34,10 @@ REINSTALL = "pip install -r deploy/requirements.txt"
 
 _DEVICES_PROBE = """
 import json, torch
+from epdserve.kernels.checksum import HOST_CHECKSUM_KERNEL
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-print(json.dumps({"devices": names, "threads": torch.get_num_threads()}))
+seen = {"devices": names, "threads": torch.get_num_threads(), "checksum": HOST_CHECKSUM_KERNEL}
+print(json.dumps(seen))
 """
 _TRANSFER_PROBE = """
 import json, os, time
@@ -98,7 +100,7 @@ def examine(*, folder: Path, host: str, port: int) -> Iterator[Finding]:
     yield checks.check_port(host, port)
     for package in NEEDED_PACKAGES:
         yield _check_package(package)
-    yield _check_devices()
+    yield from _check_devices()
     yield _check_transfer()
 
 
@@ -109,17 +111,27 @@ def _check_package(package: str) -> Finding:
         return Finding(package, Verdict.NOT_FINE, "not installed", REINSTALL)
 
 
-def _check_devices() -> Finding:
+def _check_devices() -> Iterator[Finding]:
     subject = "devices"
     try:
         seen = _probe(_DEVICES_PROBE)
     except _ProbeError as failure:
-        return Finding(subject, Verdict.NOT_FINE, str(failure), REINSTALL)
+        yield Finding(subject, Verdict.NOT_FINE, str(failure), REINSTALL)
+        return
     if devices := seen["devices"]:
-        return Finding(
+        yield Finding(
             subject, Verdict.NOTE, ", ".join(devices), "GPU workers are not built yet; the CPU is used"
         )
-    return Finding(subject, Verdict.FINE, f"CPU, {seen['threads']} threads")
+    else:
+        yield Finding(subject, Verdict.FINE, f"CPU, {seen['threads']} threads")
+    yield _judge_checksum(seen["checksum"])
+
+
+def _judge_checksum(kernel: str) -> Finding:
+    if kernel == "numpy":
+        remedy = "install a C compiler and Python's headers, then epdserve again: verified copies get faster"
+        return Finding("checksums on hosts", Verdict.NOTE, kernel, remedy)
+    return Finding("checksums on hosts", Verdict.FINE, kernel)
 
 
 def _check_transfer() -> Finding:
