@@ -20,6 +20,7 @@ from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
 CHAIN_VERSION: Final = 1
 IMAGE_DIGEST_BYTES: Final = 32
+TENANT_LABEL_BYTES: Final = 16
 _MAX_KEY_BYTES: Final = 64  # blake2b's limit
 _MAX_TOKEN: Final = 2**32 - 1
 
@@ -94,18 +95,12 @@ def prefix_hash_chain(
     """
     if block_tokens <= 0:
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")
-    if not 0 < len(tenant_key) <= _MAX_KEY_BYTES:
-        raise ValueError(f"tenant_key must have 1 to {_MAX_KEY_BYTES} bytes, got {len(tenant_key)}")
+    keyed = _keyed(tenant_key)
     num_blocks = len(tokens) // block_tokens
     block_bytes = 4 * block_tokens
     stream = memoryview(_little_endian(tokens, num_blocks * block_tokens))
     images = _images_by_block(image_digests, block_tokens, num_blocks)
-    # copy() of a keyed hasher is cheaper than a new one: the key costs a whole compression
-    keyed = blake2b(key=tenant_key, digest_size=BLOCK_HASH_BYTES, person=b"epdserve-block")
-    link = keyed.copy()
-    link.update(struct.pack("<IIQ", CHAIN_VERSION, block_tokens, len(root)))
-    link.update(root)
-    digest = link.digest()
+    digest = _start(keyed, block_tokens, root)
     chain: list[BlockHash] = []
     for block in range(num_blocks):
         link = keyed.copy()
@@ -116,6 +111,32 @@ def prefix_hash_chain(
         digest = link.digest()
         chain.append(BlockHash(digest))
     return chain
+
+
+def chain_start(*, block_tokens: int, root: bytes, tenant_key: bytes) -> BlockHash:
+    """What the first block of a chain follows: the parent of tails that have no full block."""
+    return BlockHash(_start(_keyed(tenant_key), block_tokens, root))
+
+
+def tenant_label(tenant_key: bytes) -> bytes:
+    """16 bytes that name a tenant where bytes outlive processes, and do not tell its key."""
+    if not 0 < len(tenant_key) <= _MAX_KEY_BYTES:
+        raise ValueError(f"tenant_key must have 1 to {_MAX_KEY_BYTES} bytes, got {len(tenant_key)}")
+    return blake2b(key=tenant_key, digest_size=TENANT_LABEL_BYTES, person=b"epdserve-tenant").digest()
+
+
+def _keyed(tenant_key: bytes) -> blake2b:
+    # copy() of a keyed hasher is cheaper than a new one: the key costs a whole compression
+    if not 0 < len(tenant_key) <= _MAX_KEY_BYTES:
+        raise ValueError(f"tenant_key must have 1 to {_MAX_KEY_BYTES} bytes, got {len(tenant_key)}")
+    return blake2b(key=tenant_key, digest_size=BLOCK_HASH_BYTES, person=b"epdserve-block")
+
+
+def _start(keyed: blake2b, block_tokens: int, root: bytes) -> bytes:
+    link = keyed.copy()
+    link.update(struct.pack("<IIQ", CHAIN_VERSION, block_tokens, len(root)))
+    link.update(root)
+    return link.digest()
 
 
 def _little_endian(tokens: TokenIds, count: int) -> bytes:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final, NewType
 
+import numpy as np
+import numpy.typing as npt
 from epdserve.kvstore.slots import Slot
 
 TailId = NewType("TailId", bytes)  # 16 bytes: hash of the prefix's last full block and of the tokens after it
 TAIL_ID_BYTES: Final = 16
+
+
+def rest_digest(after: npt.NDArray[np.integer]) -> bytes:
+    """16 bytes over the tokens that a tail covers beyond its last full block, whose hash holds the tenant's key."""
+    rest = blake2b(digest_size=TAIL_ID_BYTES, person=b"epdserve-rest")
+    rest.update(np.ascontiguousarray(after, dtype="<u4").data)
+    return rest.digest()
 
 
 @dataclass(frozen=True, slots=True)

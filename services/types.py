@@ -322,6 +322,7 @@ class WorkerInfo:
         queued_tokens: Tokens of work waiting.
         running: Requests in the step loop.
         step_age_s: Age of the running step, 0 between steps.
+        machine: Workers of one machine use its store; filled in by whoever sends the heartbeat.
     """
 
     worker: str
@@ -340,6 +341,7 @@ class WorkerInfo:
     step_age_s: float
     wire_version: int
     model_name: str
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def info_to_pb(info: WorkerInfo) -> common_pb2.WorkerRecord:
         step_age_s=info.step_age_s,
         wire_version=info.wire_version,
         model_name=info.model_name,
+        machine=info.machine,
     )
 
 
@@ -69,6 +70,7 @@ def info_from_pb(pb: common_pb2.WorkerRecord) -> WorkerInfo:
         step_age_s=pb.step_age_s,
         wire_version=pb.wire_version,
         model_name=pb.model_name,
+        machine=pb.machine,
     )
 
 

@@ -19,7 +19,7 @@ from epdserve.services.errors import InvalidRequest, ServiceError
 from epdserve.services.rpc.auth import token_metadata
 from epdserve.services.rpc.channel import open_channel
 from epdserve.services.rpc.convert_worker import update_from_pb
-from epdserve.services.rpc.pb import common_pb2, decode_pb2_grpc, prefill_pb2_grpc
+from epdserve.services.rpc.pb import common_pb2, decode_pb2_grpc, prefill_pb2_grpc, store_pb2_grpc
 from epdserve.services.types import BlockUpdate, WorkerRole
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,12 @@ BACKOFF_MAX_S: Final = 5.0
 MAX_SNAPSHOT_HASHES: Final = 64 * 2**20  # 1 GB; a worker with more than that is mistaken
 FIRST_UPDATE_S: Final = 30.0  # from the call to its snapshot, and between parts of one
 _CLOSE_S: Final = 2.0
+
+_STUBS: Final = {
+    WorkerRole.PREFILL: prefill_pb2_grpc.PrefillStub,
+    WorkerRole.DECODE: decode_pb2_grpc.DecodeStub,
+    WorkerRole.STORE: store_pb2_grpc.StoreStub,
+}
 
 UpdateCall: TypeAlias = grpc.aio.UnaryStreamCall[common_pb2.WatchBlocksRequest, common_pb2.BlockUpdate]
 
@@ -41,7 +47,7 @@ async def watch_blocks(address: str, *, role: WorkerRole, token: str) -> AsyncGe
 
     Args:
         address: ``host:port``, from the registry.
-        role: PREFILL or DECODE.
+        role: PREFILL, DECODE or STORE.
         token: The cluster token.
     """
     backoff_s = BACKOFF_MIN_S
@@ -64,11 +70,7 @@ async def watch_blocks(address: str, *, role: WorkerRole, token: str) -> AsyncGe
 async def _watch_once(address: str, role: WorkerRole, token: str) -> AsyncGenerator[BlockUpdate, None]:
     channel = open_channel(address)
     try:
-        stub = (
-            decode_pb2_grpc.DecodeStub(channel)
-            if role is WorkerRole.DECODE
-            else prefill_pb2_grpc.PrefillStub(channel)
-        )
+        stub = _STUBS[role](channel)
         # no deadline on the call: the watch lasts; keepalive pings notice a dead peer
         call = stub.WatchBlocks(common_pb2.WatchBlocksRequest(), metadata=token_metadata(token))
         async with asyncio.timeout(FIRST_UPDATE_S):

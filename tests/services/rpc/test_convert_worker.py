@@ -39,6 +39,7 @@ infos = st.builds(
     step_age_s=st.floats(0, 1e9),
     wire_version=small,
     model_name=text,
+    machine=text,
 )
 regions = st.builds(TransferRegion, text, st.integers(0, 2**64 - 1), count, count, st.integers(-1, 63))
 endpoints = st.builds(
