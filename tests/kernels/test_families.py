@@ -42,7 +42,7 @@ FAMILIES = {
         "round_fp8",
     ],
     "rope": ["YarnScaling", "apply_rope", "apply_rope_inverse", "rope_frequencies", "rotations"],
-    "sampling": ["log_probs", "sample"],
+    "sampling": ["add_bias", "forbid", "log_probs", "penalize", "sample", "top_log_probs"],
 }
 
 DISPATCHED = {"checksum"}  # families with a dispatch.py
