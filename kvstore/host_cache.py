@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import numpy as np
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum
+from epdserve.kvstore.block_header import BlockHeader, Checksum
+from epdserve.kvstore.checksums import copy_blocks, require_header, require_sum, sum_blocks
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, CorruptBlock
 from epdserve.kvstore.host_metrics import HostCacheMetrics
@@ -22,9 +22,7 @@ from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes, StagingPool
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
-_PORTION: Final = (
-    16  # blocks that are copied together: 1.8 MB of the released model, which a cache still holds
-)
+_PORTION: Final = 16  # blocks that are copied together: 1.8 MB of the released model
 
 
 class HostCache:
@@ -134,7 +132,10 @@ class HostCache:
             CorruptBlock: The slot holds something else than ``header`` says. The slot is free again.
         """
         try:
-            _verify(self._slots.bytes_of(slot), header, checksum)
+            page = self._slots.bytes_of(slot)
+            require_header(page, header)
+            if checksum is not None:
+                require_sum(checksum(page.data[: header.payload_bytes], header.block_hash), header)
         except BaseException as error:
             self.abort(slot)
             if isinstance(error, CorruptBlock):
@@ -178,14 +179,7 @@ class HostCache:
         self, hashes: Sequence[BlockHash], *, exact: bool = False, checksum: Checksum | None = None
     ) -> list[PinnedBlock]:
         """Longest held prefix of a chain, each block pinned until its ``release``. Arguments as for ``get``."""
-        pinned: list[PinnedBlock] = []
-        with self._lock:
-            for block_hash in hashes:
-                entry = self._shelf.find(block_hash)
-                if entry is None or (exact and not entry.header.exact):
-                    break
-                self._shelf.pin(entry)
-                pinned.append(PinnedBlock(self, entry, self._slots.readable(entry.slot)))
+        pinned = self._pin(hashes, exact=exact)
         if checksum is not None:
             pinned = self._sound_prefix(pinned, checksum)
         self._metrics.looked_up(hits=len(pinned), misses=len(hashes) - len(pinned))
@@ -205,15 +199,23 @@ class HostCache:
             hashes: Chain of a prompt, first block first.
             pages: (slot_bytes,) uint8 each, at least as many as ``hashes``.
             exact: Stop at the first tainted block.
-            checksum: Verifies each payload where it lies; the copy ends before a corrupt one, which is dropped.
+            checksum: Verifies each payload as it arrives; a corrupt block ends the chain and is dropped. Pages from it
+                on hold anything.
         """
-        pinned = self.match(hashes, exact=exact, checksum=checksum)
+        pinned = self._pin(hashes[: len(pages)], exact=exact)
+        copied: list[BlockHeader] = []
         try:
-            for block, page in zip(pinned, pages, strict=False):
-                np.copyto(page, block.page)
-            return [block.header for block in pinned]
+            targets = [page for page, _ in zip(pages, pinned, strict=False)]
+            headers = [block.header for block in pinned]
+            sums = copy_blocks(targets, [block.page for block in pinned], headers, checksum)
+            for number, header in enumerate(headers):
+                if not self._sound(pinned[number], targets[number], None if sums is None else sums[number]):
+                    break
+                copied.append(header)
+            return copied
         finally:
             self.release(pinned)
+            self._metrics.looked_up(hits=len(copied), misses=len(hashes) - len(copied))
 
     def peek(self, hashes: Sequence[BlockHash]) -> int:
         """Length of the longest held prefix in blocks; pins nothing and counts nothing."""
@@ -300,15 +302,18 @@ class HostCache:
                     if slot is None:
                         break
                 slots.append(slot)
+        fresh = [number for number, slot in enumerate(slots) if slot is not None]
         sound = 0
         try:
-            for slot, page in zip(slots, pages, strict=False):
-                if slot is not None:
-                    np.copyto(self._slots.bytes_of(slot), page)
-            for slot, header in zip(slots, headers, strict=False):
-                if slot is not None:
-                    _verify(self._slots.bytes_of(slot), header, checksum)
-                sound += 1
+            targets = [self._slots.bytes_of(slot) for slot in slots if slot is not None]
+            kept = [headers[number] for number in fresh]
+            sums = copy_blocks(targets, [pages[number] for number in fresh], kept, checksum)
+            for at, (number, target) in enumerate(zip(fresh, targets, strict=True)):
+                sound = number  # what is held already needs no proof
+                require_header(target, kept[at])
+                if sums is not None:
+                    require_sum(sums[at], kept[at])
+            sound = len(slots)
         except CorruptBlock:
             self._metrics.put_corrupt.inc()
             raise
@@ -341,19 +346,40 @@ class HostCache:
                 parent = headers[number].block_hash
         return new
 
+    def _pin(self, hashes: Sequence[BlockHash], *, exact: bool) -> list[PinnedBlock]:
+        pinned: list[PinnedBlock] = []
+        with self._lock:
+            for block_hash in hashes:
+                entry = self._shelf.find(block_hash)
+                if entry is None or (exact and not entry.header.exact):
+                    break
+                self._shelf.pin(entry)
+                pinned.append(PinnedBlock(self, entry, self._slots.readable(entry.slot)))
+        return pinned
+
     def _sound_prefix(self, pinned: list[PinnedBlock], checksum: Checksum) -> list[PinnedBlock]:
-        """Verify in order; drop the first corrupt block and let go of what follows it."""
-        for length, block in enumerate(pinned):
-            try:
-                _verify(block.page, block.header, checksum)
-            except CorruptBlock:
-                self._drop_corrupt(block)
+        """Verify; drop the first corrupt block and let go of what follows it."""
+        try:
+            sums = sum_blocks(checksum, [block.page for block in pinned], [block.header for block in pinned])
+        except BaseException:
+            self.release(pinned)
+            raise
+        for length, (block, total) in enumerate(zip(pinned, sums, strict=True)):
+            if not self._sound(block, block.page, total):
                 self.release(pinned[length:])
                 return pinned[:length]
-            except BaseException:
-                self.release(pinned)
-                raise
         return pinned
+
+    def _sound(self, block: PinnedBlock, page: Bytes, total: int | None) -> bool:
+        """Whether a page with the block, and its sum if known, is what was put; drops the block if it is not."""
+        try:
+            require_header(page, block.header)
+            if total is not None:
+                require_sum(total, block.header)
+        except CorruptBlock:
+            self._drop_corrupt(block)
+            return False
+        return True
 
     def _drop_corrupt(self, block: PinnedBlock) -> None:
         with self._lock:
@@ -362,12 +388,3 @@ class HostCache:
                 return  # somebody dropped or replaced it already
             self._shelf.drop(entry)
         self._metrics.evicted["corrupt"].inc()
-
-
-def _verify(page: Bytes, header: BlockHeader, checksum: Checksum | None) -> None:
-    end = header.payload_bytes
-    found = page[end : end + HEADER_BYTES].tobytes()
-    if found != header.encode():
-        header.verify(found)  # says which field differs
-    if checksum is not None and (total := checksum(page.data[:end], header.block_hash)) != header.checksum:
-        raise CorruptBlock(header.block_hash, field="payload", found=total, wanted=header.checksum)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from epdserve.kernels.checksum import host_checksum
 from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
 from epdserve.kvstore.ssd.retention import Admission
 from epdserve.kvstore.ssd.tier import DirectorySpec, SsdSettings, SsdTier
 from epdserve.kvstore.ssd.write_behind import BlockPut
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_memory import aligned_pages, block_checksum, blocks
+from epdserve.loadtest.kv_bench_memory import aligned_pages, blocks
 from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
 
 _THREADS: Final = 4
@@ -109,7 +110,7 @@ class _Tier:
     def __init__(self, folder: Path, count: int, rounds: int) -> None:
         spec = DirectorySpec(str(folder), int(count * BLOCK_BYTES * rounds * 1.2))
         settings = SsdSettings(write_behind_blocks=count, io_threads=_THREADS)
-        self.tier = SsdTier([spec], payload_bytes=PAYLOAD_BYTES, checksum=block_checksum, settings=settings)
+        self.tier = SsdTier([spec], payload_bytes=PAYLOAD_BYTES, checksum=host_checksum, settings=settings)
         self.tier.open()
         _, self.pages = blocks(count)
         self.targets = aligned_pages(count)
@@ -121,7 +122,7 @@ class _Tier:
         """Give the blocks new names."""
         self.hashes = [BlockHash(self.dice.bytes(16)) for _ in self.pages]
         for page, block_hash in zip(self.pages, self.hashes, strict=True):
-            checksum = block_checksum(page[:PAYLOAD_BYTES].data, block_hash)
+            checksum = host_checksum(page[:PAYLOAD_BYTES].data, block_hash)
             header = BlockHeader(block_hash, checksum, PAYLOAD_BYTES, exact=True)
             page[PAYLOAD_BYTES : PAYLOAD_BYTES + HEADER_BYTES] = np.frombuffer(header.encode(), np.uint8)
 
