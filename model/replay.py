@@ -1,7 +1,8 @@
 """Bounded replay as integer arithmetic: which rows a prefill runs, and what they may see.
 
 Replay narrows the sliding window only. Global KV is neither recomputed nor rewritten on replayed rows, and stays
-visible in full (report section 3.2.2). No tensor appears in this file.
+visible in full (report section 3.2.2). An exact prefill runs a halo instead: so many more rows that whatever came out
+narrowed is never looked at. No tensor appears in this file.
 """
 
 from dataclasses import dataclass
@@ -16,25 +17,72 @@ class PrefillSpan:
     encoder_floor: int  # window floor of the layers up to the cut
     decoder_from: int  # rows from here on also run above the cut
     decoder_floor: int  # window floor of the layers above the cut
+    settled_from: int = 0  # window rows from here on are those that later rows may look at, in every layer
 
     @property
     def replayed_rows(self) -> int:
         """Rows that are run again although their global KV was found."""
         return self.publish_from - self.first_row
 
+    def resumes_at(self, position: int, window: int) -> bool:
+        """Whether the state before row ``position`` serves a tail: what its row looks back at is settled."""
+        return position >= self.publish_from and self.settled_from <= max(0, position - window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """How far exactness travels: a row looks ``reach_tokens`` back in each layer.
+
+    Rows narrowed by a floor are wrong in ever more rows from layer to layer. Counted back from a row whose output must
+    be exact, ``layers * reach_tokens`` earlier rows are enough.
+    """
+
+    reach_tokens: int  # window - 1
+    encoder_layers: int  # below the cut
+    decoder_layers: int  # above the cut; the layer at the cut belongs to neither
+
+    @classmethod
+    def of(cls, *, window: int, layers: int, cut: int) -> "Halo":
+        """Halo of a model with ``layers`` layers whose last KV source is layer ``cut``."""
+        return cls(window - 1, cut, layers - 1 - cut)
+
+    @property
+    def encoder_tokens(self) -> int:
+        """Rows before the first token whose global KV must be exact."""
+        return self.encoder_layers * self.reach_tokens
+
+    @property
+    def decoder_tokens(self) -> int:
+        """Decoder rows before one whose output must be exact, if what enters the layer above the cut is exact."""
+        return self.decoder_layers * self.reach_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Rows before one whose output must be exact, through all layers."""
+        return (self.encoder_layers + 1 + self.decoder_layers) * self.reach_tokens
+
 
 def usable_hit(
-    cached_tokens: int, *, prompt_tokens: int, window: int, block_tokens: int, has_tail: bool
+    cached_tokens: int,
+    *,
+    prompt_tokens: int,
+    window: int,
+    block_tokens: int,
+    has_tail: bool,
+    slack: int = 0,
+    halo: Halo | None = None,
 ) -> int:
     """Tokens of a prefix hit that are worth using.
 
     At least one token is always computed, hits without a tail end on a block boundary, and a hit of at most one window
-    without a tail would replay all of itself, so it counts as none.
+    without a tail would replay all of itself, so it counts as none; so does one of at most a halo, if one is given.
     """
     hit = min(cached_tokens, prompt_tokens - 1)
     if has_tail:
         return hit
     hit -= hit % block_tokens
+    if halo is not None:
+        return hit if _halo_from(halo, prompt_tokens, hit, slack) > 0 else 0
     return hit if hit > window else 0
 
 
@@ -45,23 +93,42 @@ def plan_prefill(
     window: int,
     slack: int = 0,
     has_tail: bool = False,
-    exact: bool = False,
+    halo: Halo | None = None,
 ) -> PrefillSpan:
     """Span of a prefill of ``prompt_tokens`` after a hit of ``hit_tokens``.
 
     Without a tail the last window before the hit is replayed (encoder replay). Layers above the cut run on the last
-    ``window + slack`` rows of the *prompt* (decoder replay); ``exact`` runs them on all rows.
+    ``window + slack`` rows of the *prompt* (decoder replay). With a ``halo`` all results are those of a prefill that
+    drops nothing and narrows nothing: the halo's rows are run instead, below and above the cut.
 
     Raises:
-        ValueError: The hit leaves no token to compute, or an exact prefill was to start from a hit without a tail.
+        ValueError: The hit leaves no token to compute.
     """
     if not 0 <= hit_tokens < prompt_tokens:
         raise ValueError(f"hit of {hit_tokens} tokens in a prompt of {prompt_tokens}")
-    if exact and hit_tokens and not has_tail:
-        raise ValueError("an exact prefill cannot start from a hit without a tail")
-    first_row = hit_tokens if has_tail else max(0, hit_tokens - window)
+    if has_tail or not hit_tokens:
+        first_row = hit_tokens
+    elif halo is None:
+        first_row = max(0, hit_tokens - window)
+    else:
+        first_row = max(0, _halo_from(halo, prompt_tokens, hit_tokens, slack))
     encoder_floor = 0 if has_tail else first_row
-    kept_from = prompt_tokens - window - slack
-    if exact or kept_from <= first_row:
-        return PrefillSpan(first_row, hit_tokens, encoder_floor, first_row, encoder_floor)
-    return PrefillSpan(first_row, hit_tokens, encoder_floor, kept_from, kept_from)
+    if halo is None:
+        kept_from = prompt_tokens - window - slack
+    else:
+        kept_from = prompt_tokens - 1 - slack - halo.decoder_tokens
+    decoder_from, decoder_floor = first_row, encoder_floor
+    if kept_from > first_row:
+        decoder_from = decoder_floor = kept_from
+    settled_from = max(encoder_floor, decoder_floor)
+    if halo is not None and settled_from:
+        settled_from = prompt_tokens - window - slack
+    return PrefillSpan(first_row, hit_tokens, encoder_floor, decoder_from, decoder_floor, settled_from)
+
+
+def _halo_from(halo: Halo, prompt_tokens: int, hit_tokens: int, slack: int) -> int:
+    """First row of an exact prefill after a hit without a tail; 0 or less: all of them.
+
+    Global KV must be exact from the hit on, and the windows of every layer at the prompt's end.
+    """
+    return min(hit_tokens - halo.encoder_tokens, prompt_tokens - 1 - slack - halo.total_tokens)

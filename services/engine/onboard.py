@@ -1,61 +1,129 @@
-"""How a request that starts from its token ids gets a place: prefix hit, pages, state slot."""
+"""How a request that starts from its token ids gets a place: prefix hit, tail, pages, state slot."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from epdserve.kvstore.errors import OutOfPages
 from epdserve.kvstore.types import BlockHash, PageId
-from epdserve.model.replay import plan_prefill, usable_hit
+from epdserve.model.errors import TailError
+from epdserve.model.replay import PrefillSpan, plan_prefill, usable_hit
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Runner
 
+log = logging.getLogger(__name__)
 
-def onboard(runner: Runner, request: RunningRequest) -> bool:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundTail:
+    """A tail of a prompt's prefix, from wherever it was kept.
+
+    Attributes:
+        position: Tokens that it covers together with the full blocks before it.
+        record_B: (tail bytes,) uint8 host memory; verified when it is restored and not before.
+        checksum: Promised by whoever kept it.
+        exact: No encoder replay is upstream of it; promised likewise.
+    """
+
+    position: int
+    record_B: torch.Tensor
+    checksum: int
+    exact: bool
+
+
+def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = None) -> bool:
     """Give ``request`` what it needs to run all of its known tokens; False, and no change, if there is no room.
 
-    The longest prefix found in this worker's pages is used if it is worth it: it ends on a block boundary, exceeds one
-    window, and leaves at least one token to compute. Its last window is replayed, so what follows it is tainted. Exact
-    requests take no hit, as there is no tail to resume from.
+    The longest prefix found in this worker's pages is used if it is worth it (the hit rules, README.md). From a tail
+    the request goes on exactly; without one its last window is replayed, so that what follows is tainted, or, if the
+    request is exact, a halo is run instead.
     """
-    if not request.exact and not request.hashes:
+    if not request.hashes:
         request.hashes = runner.names.chain(request.known, request.tenant_key)
-    hashes = [] if request.exact else request.hashes[: request.prompt_tokens // runner.block_tokens]
+    hashes = request.hashes[: request.prompt_tokens // runner.block_tokens]
     needed = -(-request.length // runner.block_tokens)
     if needed - runner.blocks.peek(hashes) > runner.blocks.available():
         return False  # the usual answer while the worker is full: no reference is taken for it
     slot = runner.state_slots.acquire()
     if slot is None:
         return False
-    found = _match(runner, request, hashes)
+    found, span, tail = _match(runner, request, hashes, tail)
     try:
         fresh = runner.blocks.reserve(needed - len(found))
     except OutOfPages:
         runner.blocks.release(found)
         runner.state_slots.release(slot)
         return False
-    hit = len(found) * runner.block_tokens
     request.slot, request.pages, request.sealed_blocks = slot, found + fresh, len(found)
-    request.span = plan_prefill(
-        prompt_tokens=request.prompt_tokens,
-        hit_tokens=hit,
-        window=runner.window,
-        slack=runner.slack,
-        exact=request.exact,
-    )
-    request.next_row, request.tainted_from = request.span.first_row, hit or None
-    request.private = False
+    request.span, request.next_row, request.private = span, span.first_row, False
+    request.tainted_from = _tainted_from(runner, request, found, tail)
+    if tail is None:
+        return True
+    try:
+        runner.restore_tail(request, tail.record_B, checksum=tail.checksum, exact=tail.exact)
+    except TailError as error:
+        log.warning("tail refused", extra={"request": request.request_id, "error": str(error)})
+        runner.release(request)
+        return onboard(runner, request)
     return True
 
 
-def _match(runner: Runner, request: RunningRequest, hashes: Sequence[BlockHash]) -> list[PageId]:
-    """Pages of a hit worth using, referenced."""
-    pages = runner.blocks.match(hashes, exact=False)
+def plan_start(
+    runner: Runner, request: RunningRequest, blocks: int, tail_at: int | None
+) -> tuple[PrefillSpan, bool]:
+    """The span after a chain of ``blocks`` blocks, and whether it starts from the tail at ``tail_at``.
+
+    A tail is used if its blocks are there and fewer rows are to be run than without it.
+    """
+    halo = runner.halo if request.exact else None
     hit = usable_hit(
-        len(pages) * runner.block_tokens,
+        blocks * runner.block_tokens,
         prompt_tokens=request.prompt_tokens,
         window=runner.window,
         block_tokens=runner.block_tokens,
         has_tail=False,
+        slack=runner.slack,
+        halo=halo,
     )
-    used = hit // runner.block_tokens
+
+    def plan(hit_tokens: int, *, has_tail: bool) -> PrefillSpan:
+        return plan_prefill(
+            prompt_tokens=request.prompt_tokens,
+            hit_tokens=hit_tokens,
+            window=runner.window,
+            slack=runner.slack,
+            has_tail=has_tail,
+            halo=halo,
+        )
+
+    bare = plan(hit, has_tail=False)
+    if tail_at is None or not bare.first_row <= tail_at < request.prompt_tokens:
+        return bare, False
+    if tail_at // runner.block_tokens > blocks:
+        return bare, False
+    return plan(tail_at, has_tail=True), True
+
+
+def _match(
+    runner: Runner, request: RunningRequest, hashes: Sequence[BlockHash], tail: FoundTail | None
+) -> tuple[list[PageId], PrefillSpan, FoundTail | None]:
+    """Pages of a hit worth using, referenced, and what to do after them."""
+    pages = runner.blocks.match(hashes, exact=request.exact)
+    if tail is not None and request.exact and not tail.exact:
+        tail = None
+    span, from_tail = plan_start(runner, request, len(pages), tail.position if tail else None)
+    used = span.publish_from // runner.block_tokens
     runner.blocks.release(pages[used:])
-    return pages[:used]
+    return pages[:used], span, tail if from_tail else None
+
+
+def _tainted_from(
+    runner: Runner, request: RunningRequest, found: Sequence[PageId], tail: FoundTail | None
+) -> int | None:
+    """Where the request's own blocks begin if anything before them was replayed."""
+    if request.exact or not request.span.publish_from:
+        return None
+    if tail is not None and tail.exact and all(runner.blocks.describe(page).exact for page in found):
+        return None
+    return len(found) * runner.block_tokens

@@ -19,7 +19,8 @@ from epdserve.kvstore.types import HOST_MEMORY, BlockHash, MemoryRegion, PageId
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs
 from epdserve.model.pools import KVPools, aligned_bytes
-from epdserve.model.tail import TailLayout, write_tail
+from epdserve.model.replay import Halo
+from epdserve.model.tail import TailLayout, read_tail, write_tail
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.identity import CacheNames
 from epdserve.services.engine.requests import RunningRequest
@@ -62,6 +63,8 @@ class Runner:
         self.layout = backbone.layout(settings.block_tokens)
         self.window: int = backbone.config.text.sliding_window
         self.slack = settings.window_slack_tokens
+        layers, cut = backbone.config.text.num_hidden_layers, backbone.plan.cut
+        self.halo = Halo.of(window=self.window, layers=layers, cut=cut)
         self.tail_layout = TailLayout.of(backbone.config, self.layout)
         num_pages = settings.page_count(self.layout.page_bytes)
         self.pools = KVPools(
@@ -195,6 +198,39 @@ class Runner:
             exit_D=exit_D,
             exact=request.is_exact(request.next_row),
             identity=self.names.tail(tokens, request.hashes, request.tenant_key),
+        )
+
+    def restore_tail(
+        self,
+        request: RunningRequest,
+        record_B: torch.Tensor,
+        *,
+        checksum: int,
+        exact: bool,
+        has_exit: bool = False,
+    ) -> torch.Tensor | None:
+        """Put a request that has its slot and pages where the tail after its first ``next_row`` tokens left off.
+
+        Returns:
+            (hidden,) float32 exit vector of the last row if it was promised.
+
+        Raises:
+            TailError: The record is not the promised one. Nothing was written.
+        """
+        assert request.slot is not None
+        tokens = request.tokens[: request.next_row]
+        self.extend_hashes(request, len(tokens) // self.block_tokens)
+        return read_tail(
+            record_B,
+            self.tail_layout,
+            self.pools,
+            slot=request.slot.index,
+            page=self.open_page(request),
+            tokens=tokens,
+            identity=self.names.tail(tokens, request.hashes, request.tenant_key),
+            checksum=checksum,
+            has_exit=has_exit,
+            exact=exact,
         )
 
     def open_page(self, request: RunningRequest) -> PageId | None:

@@ -14,7 +14,7 @@ from epdserve.kvstore.transfer.local import LocalFabric, LocalTransfer
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs, Segment
 from epdserve.model.pools import KVPools
-from epdserve.model.replay import plan_prefill
+from epdserve.model.replay import PrefillSpan, plan_prefill
 from epdserve.services.decode.admission import Admission
 from epdserve.services.decode.ingest import Ingest
 from epdserve.services.decode.preemption import SwapSpace
@@ -117,7 +117,9 @@ class Reference:
 
     def prefill(self, tokens: np.ndarray, *, hit: int = 0, exact: bool = False) -> torch.Tensor:
         """Exit vector (hidden,) of the last row; with a hit, the blocks before it must have been run already."""
-        span = plan_prefill(prompt_tokens=len(tokens), hit_tokens=hit, window=self.window, exact=exact)
+        span = plan_prefill(prompt_tokens=len(tokens), hit_tokens=hit, window=self.window)
+        if exact:  # every row in every layer
+            span = PrefillSpan(0, 0, 0, 0, 0)
         segment = Segment(
             tokens.astype(np.int64),
             span.first_row,

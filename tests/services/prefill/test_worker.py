@@ -83,13 +83,17 @@ def test_hit_of_one_window_counts_as_none(bench: PrefillBench) -> None:
     assert result.cached_tokens == 0
 
 
-def test_blocks_after_a_replay_are_tainted_and_exact_requests_take_none(bench: PrefillBench) -> None:
+def test_blocks_after_a_replay_are_tainted_and_exact_requests_replace_them(bench: PrefillBench) -> None:
     bench.run(prompt(64))
-    replayed = bench.run(np.concatenate([prompt(64), prompt(24, 3)])).handle
+    longer = np.concatenate([prompt(64), prompt(24, 3)])
+    replayed = bench.run(longer).handle
     assert [b.exact for b in replayed.blocks] == [True] * 8 + [False] * 3
-    exact = bench.run(np.concatenate([prompt(64), prompt(24, 3)]), exact=True)
-    assert exact.cached_tokens == 0
+    exact = bench.run(longer, exact=True)
+    assert exact.cached_tokens == 64
     assert all(b.exact for b in exact.handle.blocks)
+    bench.end_leases()
+    assert bench.run(longer).cached_tokens == 80
+    assert all(b.exact for b in bench.run(longer, exact=True).handle.blocks)
 
 
 def test_tenants_share_nothing(bench: PrefillBench) -> None:
