@@ -113,10 +113,8 @@ def plan_prefill(
     else:
         first_row = max(0, _halo_from(halo, prompt_tokens, hit_tokens, slack))
     encoder_floor = 0 if has_tail else first_row
-    if halo is None:
-        kept_from = prompt_tokens - window - slack
-    else:
-        kept_from = prompt_tokens - 1 - slack - halo.decoder_tokens
+    kept = window if halo is None else halo.decoder_tokens + 1
+    kept_from = prompt_tokens - slack - kept
     decoder_from, decoder_floor = first_row, encoder_floor
     if kept_from > first_row:
         decoder_from = decoder_floor = kept_from

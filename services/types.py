@@ -128,6 +128,7 @@ class PrefillJob(_ByValue):
         readers: How many decode jobs will pull the answer; each gets a lease of its own.
         prompt_logprobs: Alternatives told with each prompt token's log-probability; None = nothing is told. Such a
             job must be ``exact``: every row is run.
+        tail_at: Where the next turn's prompt is likely to leave this one: a tail is kept there.
     """
 
     request_id: str
@@ -137,9 +138,12 @@ class PrefillJob(_ByValue):
     trace: str = ""
     readers: int = 1
     prompt_logprobs: int | None = None
+    tail_at: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
+        if self.tail_at is not None and not 0 < self.tail_at < len(self.tokens):
+            raise ValueError(f"tail_at={self.tail_at} in a prompt of {len(self.tokens)} tokens")
         if not 1 <= self.readers <= MAX_READERS:
             raise ValueError(f"readers must lie in 1..{MAX_READERS}, got {self.readers}")
         if self.prompt_logprobs is not None and not (
@@ -149,11 +153,35 @@ class PrefillJob(_ByValue):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSources:
+    """Tokens of a prompt by where their KV came from.
+
+    Attributes:
+        device: Pages of the worker itself.
+        tail: The open block of a tail.
+        host, ssd, peer: Blocks that the machine's store lent, by where it had them.
+        computed: The others.
+    """
+
+    device: int = 0
+    tail: int = 0
+    host: int = 0
+    ssd: int = 0
+    peer: int = 0
+    computed: int = 0
+
+    @property
+    def cached(self) -> int:
+        """The hit length."""
+        return self.device + self.tail + self.host + self.ssd + self.peer
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillResult:
     """What a prefill did.
 
     Attributes:
-        cached_tokens: The hit length.
+        cached_tokens: The hit length; ``sources`` says where it was found.
         replayed_rows: Cached positions recomputed for the window.
         computed_tokens: Tokens whose KV was computed.
         more_leases: Leases of the second and further readers, on the same pages and tail.
@@ -167,6 +195,7 @@ class PrefillResult:
     run_ms: float
     more_leases: tuple[str, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    sources: TokenSources = TokenSources()
 
     @property
     def handles(self) -> tuple[KVHandle, ...]:
@@ -250,6 +279,7 @@ class DecodeReceipt:
         pulled_tokens: Tokens whose KV came over the transfer.
         own_tokens: Tokens whose KV was in this worker's pages.
         recomputed_tokens: Tokens whose KV was computed here because it could not be pulled.
+        sources: Where the KV came from when the request started here from its token ids; all 0 if it was pulled.
         steps: Decode steps the request took part in.
     """
 
@@ -262,6 +292,7 @@ class DecodeReceipt:
     queue_ms: float = 0.0
     handoff_ms: float = 0.0
     decode_ms: float = 0.0
+    sources: TokenSources = TokenSources()
 
 
 @dataclass(frozen=True, slots=True)

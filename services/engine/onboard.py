@@ -76,6 +76,8 @@ def plan_start(
 
     A tail is used if its blocks are there and fewer rows are to be run than without it.
     """
+    if request.every_row:
+        return PrefillSpan(0, 0, 0, 0, 0), False
     halo = runner.halo if request.exact else None
     hit = usable_hit(
         blocks * runner.block_tokens,

@@ -34,6 +34,7 @@ from epdserve.services.types import (
     TailRef,
     TokenChunk,
     TokenIds,
+    TokenSources,
 )
 
 _FINISH_TO_PB: Final = {
@@ -135,6 +136,7 @@ def prefill_job_to_pb(job: PrefillJob) -> prefill_pb2.PrefillJob:
         trace=job.trace,
         readers=job.readers,
         prompt_logprobs=job.prompt_logprobs,
+        tail_at=job.tail_at,
     )
 
 
@@ -149,6 +151,7 @@ def prefill_job_from_pb(pb: prefill_pb2.PrefillJob) -> PrefillJob:
             pb.trace,
             pb.readers or 1,
             pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
+            pb.tail_at if pb.HasField("tail_at") else None,
         )
 
 
@@ -165,6 +168,7 @@ def prefill_result_to_pb(result: PrefillResult) -> prefill_pb2.PrefillResult:
         prompt_logprobs=(
             None if result.prompt_logprobs is None else prompt_logprobs_to_pb(result.prompt_logprobs)
         ),
+        sources=_sources_to_pb(result.sources),
     )
 
 
@@ -181,6 +185,7 @@ def prefill_result_from_pb(pb: prefill_pb2.PrefillResult) -> PrefillResult:
         prompt_logprobs=(
             prompt_logprobs_from_pb(pb.prompt_logprobs) if pb.HasField("prompt_logprobs") else None
         ),
+        sources=_sources_from_pb(pb.sources),
     )
 
 
@@ -262,6 +267,7 @@ def _receipt_to_pb(receipt: DecodeReceipt) -> decode_pb2.DecodeReceipt:
         queue_ms=receipt.queue_ms,
         handoff_ms=receipt.handoff_ms,
         decode_ms=receipt.decode_ms,
+        sources=_sources_to_pb(receipt.sources),
     )
 
 
@@ -276,4 +282,20 @@ def _receipt_from_pb(pb: decode_pb2.DecodeReceipt) -> DecodeReceipt:
         queue_ms=pb.queue_ms,
         handoff_ms=pb.handoff_ms,
         decode_ms=pb.decode_ms,
+        sources=_sources_from_pb(pb.sources),
     )
+
+
+def _sources_to_pb(sources: TokenSources) -> common_pb2.TokenSources:
+    return common_pb2.TokenSources(
+        device=sources.device,
+        tail=sources.tail,
+        host=sources.host,
+        ssd=sources.ssd,
+        peer=sources.peer,
+        computed=sources.computed,
+    )
+
+
+def _sources_from_pb(pb: common_pb2.TokenSources) -> TokenSources:
+    return TokenSources(pb.device, pb.tail, pb.host, pb.ssd, pb.peer, pb.computed)

@@ -175,6 +175,45 @@ class TailRef(_message.Message):
 Global___TailRef: _TypeAlias = TailRef  # noqa: Y015
 
 @_typing.final
+class TokenSources(_message.Message):
+    """Tokens of a prompt by where their KV came from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    SSD_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    COMPUTED_FIELD_NUMBER: _builtins.int
+    device: _builtins.int
+    """pages of the worker itself"""
+    tail: _builtins.int
+    """the open block of a tail"""
+    host: _builtins.int
+    """lent by the machine's store, from this tier"""
+    ssd: _builtins.int
+    peer: _builtins.int
+    computed: _builtins.int
+    def __init__(
+        self,
+        *,
+        device: _builtins.int = ...,
+        tail: _builtins.int = ...,
+        host: _builtins.int = ...,
+        ssd: _builtins.int = ...,
+        peer: _builtins.int = ...,
+        computed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed", b"computed", "device", b"device", "host", b"host", "peer", b"peer", "ssd", b"ssd", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSources: _TypeAlias = TokenSources  # noqa: Y015
+
+@_typing.final
 class KVHandle(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

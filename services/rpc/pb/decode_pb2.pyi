@@ -132,12 +132,17 @@ class Grammar(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     AFTER_TOKEN_FIELD_NUMBER: _builtins.int
     READ_TOKENS_FIELD_NUMBER: _builtins.int
+    FORBIDDEN_BEFORE_FIELD_NUMBER: _builtins.int
     kind: Global___GrammarKind.ValueType
     text: _builtins.str
     after_token: _builtins.int
     """output is free up to and with the first token of this id"""
     read_tokens: _builtins.int
     """of the prompt's last tokens, read before the first draw"""
+    @_builtins.property
+    def forbidden_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens that are not drawn before after_token"""
+
     def __init__(
         self,
         *,
@@ -145,10 +150,11 @@ class Grammar(_message.Message):
         text: _builtins.str = ...,
         after_token: _builtins.int | None = ...,
         read_tokens: _builtins.int = ...,
+        forbidden_before: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_after_token", b"_after_token", "after_token", b"after_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token", b"_after_token", "after_token", b"after_token", "kind", b"kind", "read_tokens", b"read_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_token", b"_after_token", "after_token", b"after_token", "forbidden_before", b"forbidden_before", "kind", b"kind", "read_tokens", b"read_tokens", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after_token: _TypeAlias = _typing.Literal["after_token"]  # noqa: Y015
     _WhichOneofArgType__after_token: _TypeAlias = _typing.Literal["_after_token", b"_after_token"]  # noqa: Y015
@@ -554,6 +560,7 @@ class DecodeReceipt(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     HANDOFF_MS_FIELD_NUMBER: _builtins.int
     DECODE_MS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     pulled_tokens: _builtins.int
     own_tokens: _builtins.int
@@ -563,6 +570,8 @@ class DecodeReceipt(_message.Message):
     queue_ms: _builtins.float
     handoff_ms: _builtins.float
     decode_ms: _builtins.float
+    @_builtins.property
+    def sources(self) -> _common_pb2.TokenSources: ...
     def __init__(
         self,
         *,
@@ -575,10 +584,11 @@ class DecodeReceipt(_message.Message):
         queue_ms: _builtins.float = ...,
         handoff_ms: _builtins.float = ...,
         decode_ms: _builtins.float = ...,
+        sources: _common_pb2.TokenSources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sources", b"sources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "handoff_ms", b"handoff_ms", "own_tokens", b"own_tokens", "preemptions", b"preemptions", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "recomputed_tokens", b"recomputed_tokens", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_ms", b"decode_ms", "handoff_ms", b"handoff_ms", "own_tokens", b"own_tokens", "preemptions", b"preemptions", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "recomputed_tokens", b"recomputed_tokens", "sources", b"sources", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

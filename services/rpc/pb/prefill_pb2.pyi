@@ -30,6 +30,7 @@ class PrefillJob(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     READERS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TAIL_AT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """little-endian int32 each"""
@@ -40,6 +41,8 @@ class PrefillJob(_message.Message):
     """leases wanted on the answer; 0, as older routers send it: 1"""
     prompt_logprobs: _builtins.int
     """alternatives told with each prompt token; absent: nothing is told"""
+    tail_at: _builtins.int
+    """keep a tail after so many tokens; absent: none"""
     def __init__(
         self,
         *,
@@ -50,14 +53,20 @@ class PrefillJob(_message.Message):
         trace: _builtins.str = ...,
         readers: _builtins.int = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        tail_at: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "prompt_logprobs", b"prompt_logprobs", "tail_at", b"tail_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "exact", b"exact", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "exact", b"exact", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "tail_at", b"tail_at", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__tail_at: _TypeAlias = _typing.Literal["tail_at"]  # noqa: Y015
+    _WhichOneofArgType__tail_at: _TypeAlias = _typing.Literal["_tail_at", b"_tail_at"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail_at) -> _WhichOneofReturnType__tail_at | None: ...
 
 Global___PrefillJob: _TypeAlias = PrefillJob  # noqa: Y015
 
@@ -73,6 +82,7 @@ class PrefillResult(_message.Message):
     RUN_MS_FIELD_NUMBER: _builtins.int
     MORE_LEASES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     cached_tokens: _builtins.int
     replayed_rows: _builtins.int
     computed_tokens: _builtins.int
@@ -86,6 +96,8 @@ class PrefillResult(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
+    @_builtins.property
+    def sources(self) -> _common_pb2.TokenSources: ...
     def __init__(
         self,
         *,
@@ -97,10 +109,11 @@ class PrefillResult(_message.Message):
         run_ms: _builtins.float = ...,
         more_leases: _abc.Iterable[_builtins.str] | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        sources: _common_pb2.TokenSources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "prompt_logprobs", b"prompt_logprobs", "sources", b"sources"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "handle", b"handle", "more_leases", b"more_leases", "prompt_logprobs", b"prompt_logprobs", "queue_ms", b"queue_ms", "replayed_rows", b"replayed_rows", "run_ms", b"run_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "handle", b"handle", "more_leases", b"more_leases", "prompt_logprobs", b"prompt_logprobs", "queue_ms", b"queue_ms", "replayed_rows", b"replayed_rows", "run_ms", b"run_ms", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

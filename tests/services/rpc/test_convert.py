@@ -18,6 +18,7 @@ from epdserve.services.types import (
     SamplingParams,
     TailRef,
     TokenChunk,
+    TokenSources,
     token_ids,
 )
 from hypothesis import given
@@ -56,9 +57,9 @@ samplings = st.builds(
     ),
     logprobs=st.none() | st.integers(0, 20),
 )
-grammars = st.builds(Grammar, st.sampled_from(GrammarKind), text, st.none() | token) | st.builds(
-    Grammar, st.sampled_from(GrammarKind), text, st.none(), token
-)
+grammars = st.builds(
+    Grammar, st.sampled_from(GrammarKind), text, st.just(7), st.just(0), st.just((1, 2**31 - 1))
+) | st.builds(Grammar, st.sampled_from(GrammarKind), text, st.none(), token)
 logprob = st.floats(max_value=0, allow_nan=False, width=32)
 token_logprobs = st.builds(TokenLogprob, logprob, st.lists(st.tuples(token, logprob), max_size=3).map(tuple))
 
@@ -70,9 +71,8 @@ def _prompt_logprobs(shape: tuple[int, int]) -> PromptLogprobs:
 
 
 prompt_logprobs = st.tuples(st.integers(0, 4), st.integers(0, 3)).map(_prompt_logprobs)
-receipts = st.builds(
-    DecodeReceipt, text, count, count, count, count, count, st.floats(0, 1e9), st.floats(0, 1e9), number
-)
+sources = st.builds(TokenSources, count, count, count, count, count, count)
+receipts = st.builds(DecodeReceipt, text, count, count, count, count, count, number, number, number, sources)
 
 
 @given(errors)
@@ -84,7 +84,15 @@ def test_errors_come_back_equal(error: ErrorInfo) -> None:
 @given(
     st.builds(PrefillJob, text, tokens, data, st.booleans(), text, st.integers(1, 128))
     | st.builds(
-        PrefillJob, text, tokens, data, st.just(True), text, st.just(1), st.none() | st.integers(0, 20)
+        PrefillJob,
+        text,
+        st.just(range(9)),
+        data,
+        st.just(True),
+        text,
+        st.just(1),
+        st.none() | st.integers(0, 20),
+        st.none() | st.integers(1, 8),
     )
 )
 def test_prefill_jobs_come_back_equal(job: PrefillJob) -> None:
@@ -103,6 +111,7 @@ def test_prefill_jobs_come_back_equal(job: PrefillJob) -> None:
         number,
         st.lists(text, max_size=3).map(tuple),
         st.none() | prompt_logprobs,
+        sources,
     )
 )
 def test_prefill_results_come_back_equal(result: PrefillResult) -> None:
