@@ -49,6 +49,22 @@ class TransferPeer:
         """Recycle all pages over and over, until the next request."""
         self._ask("churn", 0, first_seed)
 
+    def lease(self, ttl_s: float) -> str:
+        """A promise that pages keep their bytes for ``ttl_s``; whether it is kept is another matter."""
+        return self._ask("lease", 0, round(ttl_s * 1000))
+
+    def end_lease(self, lease: str) -> bool:
+        """Whether the lease still held. Ends ``disturb``, as every request does."""
+        return self._ask("end", 0, int(lease, 16)) == "held"
+
+    def disturb(self, seed: int) -> None:
+        """Recycle pages at random from now on, whatever was promised: other blocks, halves, noise."""
+        self._ask("disturb", 0, seed)
+
+    def settle(self) -> None:
+        """Let every page hold what it held at first again."""
+        self._ask("settle", 0, 0)
+
     def freeze(self) -> None:
         """Let the process hang."""
         os.kill(self._pid, signal.SIGSTOP)
@@ -71,9 +87,9 @@ class TransferPeer:
         assert self._process.pid is not None
         return self._process.pid
 
-    def _ask(self, what: str, page: int, seed: int) -> None:
+    def _ask(self, what: str, page: int, seed: int) -> str:
         self._connection.send_bytes(json.dumps([what, page, seed]).encode())
-        assert self._answer() == b"done"
+        return self._answer().decode()
 
     def _answer(self) -> bytes:
         if not self._connection.poll(_PATIENCE_S):

@@ -6,11 +6,14 @@ import base64
 import ctypes
 import json
 import os
+import random
 import signal
 from multiprocessing.connection import Connection
 
 import numpy as np
+from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.transfer.nixl import NixlTransfer
+from epdserve.kvstore.types import LeaseId
 from support.kv_blocks import block, region
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +33,9 @@ class _Peer:
         self.transfer = NixlTransfer(name)
         self.transfer.register(region("pages", self.pages))
         self.churning: int | None = None
+        self.dice: random.Random | None = None  # pages are recycled by chance while there is one
+        self.spoiled: set[int] = set()
+        self.leases = LeaseTable()
 
     def serve(self) -> None:
         endpoint = self.transfer.endpoint()
@@ -41,16 +47,18 @@ class _Peer:
             if self.churning is not None:
                 self.churning += 1
                 self._fill(self.churning % len(self.pages), self.churning)
+            if self.dice is not None:
+                self._disturb(self.dice)
             if self.connection.poll(0.001 if self.churning is None else 0):
                 try:
                     what, *numbers = json.loads(self.connection.recv_bytes())
                 except EOFError:
                     return
-                self._do(what, *numbers)
-                self.connection.send_bytes(b"done")
+                answer = self._do(what, *numbers)
+                self.connection.send_bytes((answer or "done").encode())
 
-    def _do(self, what: str, page: int, seed: int) -> None:
-        self.churning = None
+    def _do(self, what: str, page: int, seed: int) -> str | None:
+        self.churning = self.dice = None
         if what == "fill":
             self._fill(page, seed)
         elif what == "tear":
@@ -58,6 +66,32 @@ class _Peer:
             self.pages[page, :half] = block(seed, self.pages.shape[1])[1][:half]
         elif what == "churn":
             self.churning = seed
+        elif what == "lease":
+            return self.leases.grant(seed / 1000, lambda: None)
+        elif what == "disturb":
+            self.dice = random.Random(seed)
+        elif what == "settle":
+            for spoiled in self.spoiled:
+                self._fill(spoiled, spoiled)
+            self.spoiled.clear()
+        elif what == "end":
+            return "held" if self.leases.end(LeaseId(f"{seed:032x}")) else "lost"
+        return None
+
+    def _disturb(self, dice: random.Random) -> None:
+        """Recycle some page, or none: another valid block, half of one, or noise."""
+        page, kind = dice.randrange(len(self.pages)), dice.random()
+        if kind < 0.4:
+            return
+        self.spoiled.add(page)
+        page_bytes = self.pages.shape[1]
+        if kind < 0.7:
+            self._fill(page, dice.randrange(1 << 20, 1 << 30))
+        elif kind < 0.85:
+            half = page_bytes // 2
+            self.pages[page, :half] = block(dice.randrange(1 << 20, 1 << 30), page_bytes)[1][:half]
+        else:
+            self.pages[page] = np.frombuffer(dice.randbytes(page_bytes), np.uint8)
 
     def _fill(self, page: int, seed: int) -> None:
         self.pages[page] = block(seed, self.pages.shape[1])[1]
