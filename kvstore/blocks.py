@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from epdserve.kvstore.allocator import PageAllocator
 from epdserve.kvstore.block_events import EventBuffer
@@ -21,8 +21,16 @@ from epdserve.kvstore.prefix_index import PrefixIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash, BlockInfo, Conservation, PageId
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class Seal(NamedTuple):
+    """A filled page and what it holds."""
+
+    page: PageId
+    block_hash: BlockHash
+    checksum: int
+    exact: bool
+
+
+class _Block(NamedTuple):
     block_hash: BlockHash
     checksum: int
     exact: bool
@@ -111,33 +119,34 @@ class BlockManager:
     def seal(
         self, page: PageId, block_hash: BlockHash, *, parent: BlockHash | None, exact: bool, checksum: int
     ) -> PageId:
-        """Make a filled page immutable and shareable; returns the page to use from now on, referenced once.
+        """``seal_chain`` of one block."""
+        return self.seal_chain([Seal(page, block_hash, checksum, exact)], parent=parent)[0]
+
+    def seal_chain(self, seals: Sequence[Seal], *, parent: BlockHash | None) -> list[PageId]:
+        """Make filled pages immutable and shareable; returns the pages to use from now on, each referenced once.
 
         The first page sealed under a hash wins: a later one is freed and the first one referenced instead.
         Only an exact page replaces a tainted one; who still references the tainted page keeps it until
         release.
 
+        Args:
+            seals: Blocks that follow one another in a prompt.
+            parent: The block before the first of them.
+
         Raises:
-            WrongPhase: ``page`` is not being filled.
+            WrongPhase: A page is not being filled, or named twice.
         """
+        pages: list[PageId] = []
+        fresh = 0
         with self._lock:
-            self._require(page, Event.SEAL)
-            held = self._index.get(block_hash)
-            if held is not None and (self._blocks[held].exact or not exact):
-                self._free(page, Event.DUPLICATE)
-                self._hit(held)
-                self._metrics.sealed(duplicate=True)
-                return held
-            if held is None:
-                self._index.insert(block_hash, page, parent)
-                self._events.note(block_hash, held=True)
-            else:
-                self._replace(held, page, block_hash)
-            self._step(page, Event.SEAL)
-            self._blocks[page] = _Block(block_hash, checksum, exact)
-            self._allocator.add_reference(page)
-        self._metrics.sealed(duplicate=False)
-        return page
+            self._require_each([seal.page for seal in seals], Event.SEAL)
+            for seal in seals:
+                page = self._seal(seal, parent)
+                fresh += page == seal.page
+                pages.append(page)
+                parent = seal.block_hash
+        self._metrics.sealed(new=fresh, duplicates=len(pages) - fresh)
+        return pages
 
     def pin(self, pages: Sequence[PageId]) -> None:
         """Take one more reference on each of ``pages``, which the caller must hold already. For leases.
@@ -191,16 +200,19 @@ class BlockManager:
         self._move(pages, Event.TRANSFER_OVER)
 
     def describe(self, page: PageId) -> BlockInfo:
-        """What a handle says of a page the caller holds.
+        """``describe_all`` of one page."""
+        return self.describe_all([page])[0]
+
+    def describe_all(self, pages: Sequence[PageId]) -> list[BlockInfo]:
+        """What a handle says of pages the caller holds.
 
         Raises:
-            WrongPhase: The page is not SEALED.
+            WrongPhase: A page is not SEALED.
         """
         with self._lock:
-            self._require(page, Event.DESCRIBE)
-            block = self._blocks[page]
-            generation = self._allocator.generation(page)
-        return BlockInfo(page, generation, block.block_hash, block.checksum, block.exact)
+            for page in pages:
+                self._require(page, Event.DESCRIBE)
+            return [BlockInfo(page, self._allocator.generation(page), *self._blocks[page]) for page in pages]
 
     def available(self) -> int:
         """Pages a reservation could have now: free and evictable ones."""
@@ -257,17 +269,38 @@ class BlockManager:
         self._blocks.pop(page, None)
         self._allocator.give_back(page)
 
+    def _require_each(self, pages: Sequence[PageId], event: Event) -> None:
+        for page in pages:
+            self._require(page, event)
+        if len(set(pages)) < len(pages):
+            page, times = Counter(pages).most_common(1)[0]
+            raise WrongPhase(page, f"named {times} times", event.name.lower())
+
     def _move(self, pages: Sequence[PageId], event: Event) -> None:
         with self._lock:
-            for page, times in Counter(pages).items():
-                self._require(page, event)
-                if times > 1:
-                    raise WrongPhase(page, f"named {times} times", event.name.lower())
+            self._require_each(pages, event)
             for page in pages:
                 if self._require(page, event) is Phase.FREE:
                     self._free(page, event)
                 else:
                     self._step(page, event)
+
+    def _seal(self, seal: Seal, parent: BlockHash | None) -> PageId:
+        page, block_hash, checksum, exact = seal
+        held = self._index.get(block_hash)
+        if held is not None and (self._blocks[held].exact or not exact):
+            self._free(page, Event.DUPLICATE)
+            self._hit(held)
+            return held
+        if held is None:
+            self._index.insert(block_hash, page, parent)
+            self._events.note(block_hash, held=True)
+        else:
+            self._replace(held, page, block_hash)
+        self._step(page, Event.SEAL)
+        self._blocks[page] = _Block(block_hash, checksum, exact)
+        self._allocator.add_reference(page)
+        return page
 
     def _hit(self, page: PageId) -> None:
         if self._phases[page] is Phase.CACHED:

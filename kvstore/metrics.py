@@ -78,9 +78,10 @@ class BlockMetrics:
         self._hit.inc(hits)
         self._miss.inc(misses)
 
-    def sealed(self, *, duplicate: bool) -> None:
-        """A block was sealed, or found to be here already."""
-        (self._sealed_again if duplicate else self._sealed_new).inc()
+    def sealed(self, *, new: int, duplicates: int) -> None:
+        """Blocks were sealed, or found to be here already."""
+        self._sealed_new.inc(new)
+        self._sealed_again.inc(duplicates)
 
     def evicted(self, idle_s: Sequence[float]) -> None:
         """Blocks were dropped to make room; how long each had been idle."""

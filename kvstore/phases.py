@@ -53,6 +53,11 @@ NEXT: Final = {  # every other pair is a caller's bug
 }
 
 
+_TABLE: Final = [
+    [NEXT.get((phase, event)) for event in Event] for phase in Phase
+]  # found without hashing a pair
+
+
 def after(phase: Phase, event: Event) -> Phase | None:
     """Phase that follows; None if the event cannot happen to a page in ``phase``."""
-    return NEXT.get((phase, event))
+    return _TABLE[phase][event]

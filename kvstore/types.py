@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 BlockHash = NewType("BlockHash", bytes)  # 16 bytes; a distinct type so a tenant key cannot slip in
 PageId = NewType("PageId", int)  # 0 .. num_pages - 1: a block's place on its device
@@ -81,8 +81,7 @@ class Endpoint:
     regions: tuple[RegionDescriptor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockInfo:
+class BlockInfo(NamedTuple):  # a tuple, as hundreds are made for one hand-off
     """What a handle says of a sealed page.
 
     ``generation`` counts the page's owners; it is never stored in the page.
@@ -93,6 +92,14 @@ class BlockInfo:
     block_hash: BlockHash
     checksum: int
     exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOwner:
+    """Whose bytes these are: 16 bytes that name a tenant, and the root of the chain. For quotas and deletion."""
+
+    tenant: bytes
+    root: bytes
 
 
 @dataclass(frozen=True, slots=True)

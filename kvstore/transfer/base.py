@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from epdserve.kvstore.errors import TransferFailed
 from epdserve.kvstore.types import Endpoint, MemoryRegion, PeerId
@@ -19,8 +18,7 @@ class TransferState(enum.Enum):
     FAILED = "failed"  # content undefined, but nothing lands any more
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):  # a tuple, as hundreds are made for one hand-off
     """Read ``nbytes`` from the start of one place of a peer's region into the start of one of ours."""
 
     remote_region: str

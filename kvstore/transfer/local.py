@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from epdserve.kvstore.errors import PeerLost, TransferFailed, TransferUnavailable, UnknownPeer
 from epdserve.kvstore.metrics import TransferMetrics
 from epdserve.kvstore.transfer.base import Copy, TransferState
-from epdserve.kvstore.transfer.plan import Span, coalesce, resolve
+from epdserve.kvstore.transfer.plan import Spans, coalesce, resolve
 from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId
 
 
@@ -122,10 +122,10 @@ class LocalTransfer:
             if endpoint is None:
                 raise UnknownPeer(peer)
             regions = {region.name: region for region in endpoint.regions}
-            spans = coalesce(resolve(copies, regions, self._regions))
+            spans = [coalesce(group) for group in resolve(copies, regions, self._regions)]
             ticket = LocalTicket(self, peer, spans)
             self._pending.add(ticket)
-            self._metrics.descriptors.inc(len(spans))
+            self._metrics.descriptors.inc(sum(map(len, spans)))
         self.advance(ticket)
         return ticket
 
@@ -158,8 +158,9 @@ class LocalTransfer:
             if not self._fabric.alive(ticket.peer):
                 self._finish(ticket, PeerLost(_agent_of(ticket.peer), "disconnected"))
                 return
-            for span in ticket.spans:
-                ctypes.memmove(span.local_address, span.remote_address, span.nbytes)
+            for group in ticket.spans:
+                for remote_address, local_address, nbytes in group.rows():
+                    ctypes.memmove(local_address, remote_address, nbytes)
             self._finish(ticket, None)
 
     def wait_for(self, ticket: LocalTicket, deadline_s: float) -> TransferState:
@@ -185,7 +186,7 @@ class LocalTransfer:
         self._pending.discard(ticket)
         self._metrics.transfers.labels(outcome=ticket.state.value).inc()
         if error is None:
-            self._metrics.bytes.inc(sum(span.nbytes for span in ticket.spans))
+            self._metrics.bytes.inc(sum(int(group.nbytes.sum()) for group in ticket.spans))
             self._metrics.seconds.observe(time.monotonic() - ticket.started_at)
 
     def _require_open(self) -> None:
@@ -199,7 +200,7 @@ class LocalTicket:
 
     transfer: LocalTransfer
     peer: PeerId
-    spans: Sequence[Span]
+    spans: Sequence[Spans]
     state: TransferState = TransferState.PENDING
     error: TransferFailed | None = None
     started_at: float = field(default_factory=time.monotonic)

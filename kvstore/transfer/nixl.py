@@ -21,11 +21,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 from epdserve.kvstore.errors import PeerLost, TransferFailed, TransferUnavailable, UnknownPeer
 from epdserve.kvstore.metrics import TransferMetrics
 from epdserve.kvstore.transfer.base import Copy, TransferState
 from epdserve.kvstore.transfer.nixl_ticket import NixlPeer, NixlTicket
-from epdserve.kvstore.transfer.plan import Span, batches, coalesce, resolve
+from epdserve.kvstore.transfer.plan import Ints, Spans, batches, coalesce, resolve
 from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId
 
 _log = logging.getLogger(__name__)
@@ -118,13 +120,14 @@ class NixlTransfer:
             known = self._peers.get(peer)
             if known is None or known.retired:
                 raise UnknownPeer(peer)
-            spans = coalesce(resolve(copies, known.regions, self._regions))
+            spans = [coalesce(group) for group in resolve(copies, known.regions, self._regions)]
             ticket = NixlTicket(self, known, sum(copy.nbytes for copy in copies))
             known.reads += 1
             self._pending.add(ticket)
-        for batch in batches(spans, max_bytes=_BATCH_BYTES, max_spans=_BATCH_SPANS):
-            with self._lock:
-                self._post(ticket, batch)
+        for group in spans:
+            for batch in batches(group, max_bytes=_BATCH_BYTES, max_spans=_BATCH_SPANS):
+                with self._lock:
+                    self._post(ticket, batch)
         with self._lock:
             ticket.posted = True
             self._advance(ticket)
@@ -172,16 +175,14 @@ class NixlTransfer:
             raise TransferUnavailable(f"transfer {self._name} is closed")
         return self._agent
 
-    def _post(self, ticket: NixlTicket, batch: Sequence[Span]) -> None:
+    def _post(self, ticket: NixlTicket, batch: Spans) -> None:
         if ticket.first_error is not None:
             return
         if self._agent is None:
             ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "the transfer was closed"))
             return
-        remote_kind, remote_device = _memory_kind(batch[0].remote_device)
-        local_kind, local_device = _memory_kind(batch[0].local_device)
-        remote = [(span.remote_address, span.nbytes, remote_device) for span in batch]
-        local = [(span.local_address, span.nbytes, local_device) for span in batch]
+        remote, remote_kind = _descriptors(batch.remote_addresses, batch.nbytes, batch.remote_device)
+        local, local_kind = _descriptors(batch.local_addresses, batch.nbytes, batch.local_device)
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
@@ -317,6 +318,14 @@ def shipped_plugins() -> list[str]:
         TransferUnavailable: As ``NixlTransfer``.
     """
     return sorted(str(name) for name in _Door().open_agent("plugins").get_plugin_list())
+
+
+def _descriptors(addresses: Ints, nbytes: Ints, device_id: int) -> tuple[npt.NDArray[np.uint64], str]:
+    """(N, 3) rows of address, bytes and device, and the kind of memory."""
+    kind, device = _memory_kind(device_id)
+    rows = np.empty((len(addresses), 3), np.uint64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = addresses, nbytes, device
+    return rows, kind
 
 
 def _memory_kind(device_id: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Lists of places to few long spans. Pure.
+"""Lists of places to few long spans. Pure, and in arrays: one hand-off names hundreds of places.
 
 A transport pays for every descriptor, and one long copy beats many short ones, so neighbours on both sides are joined.
 Spans are then cut into batches of limited size, so that a transport that copies inside its call gives way to other
@@ -7,106 +7,154 @@ threads between two batches.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 from epdserve.kvstore.transfer.base import Copy
-from epdserve.kvstore.types import RegionDescriptor
+from epdserve.kvstore.types import HOST_MEMORY, RegionDescriptor
+
+Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One contiguous copy in plain addresses."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Contiguous copies in plain addresses, between one pair of devices. Arrays of one length."""
 
-    remote_address: int
-    local_address: int
-    nbytes: int
     remote_device: int
     local_device: int
+    remote_addresses: Ints
+    local_addresses: Ints
+    nbytes: Ints
 
-    @property
-    def devices(self) -> tuple[int, int]:
-        """(remote, local) device."""
-        return self.remote_device, self.local_device
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """(remote address, local address, bytes) of each."""
+        columns = (self.remote_addresses.tolist(), self.local_addresses.tolist(), self.nbytes.tolist())
+        return list(zip(*columns, strict=True))
+
+    def take(self, index: Ints | slice) -> Spans:
+        """Some of them."""
+        columns = (self.remote_addresses[index], self.local_addresses[index], self.nbytes[index])
+        return Spans(self.remote_device, self.local_device, *columns)
 
 
 def resolve(
-    copies: Iterable[Copy], remote: Mapping[str, RegionDescriptor], local: Mapping[str, RegionDescriptor]
-) -> list[Span]:
-    """Turn places into addresses, checking each against its region.
+    copies: Sequence[Copy], remote: Mapping[str, RegionDescriptor], local: Mapping[str, RegionDescriptor]
+) -> list[Spans]:
+    """Turn places into addresses, checking each against its region; spans come by pair of devices.
 
     Raises:
         ValueError: A region, an index or a length that does not exist on its side, or destinations that overlap.
     """
+    if not copies:
+        return []
+    remote_names, remote_indices, local_names, local_indices, lengths = zip(*copies, strict=True)
+    nbytes = np.array(lengths, np.int64)
+    remote_addresses, remote_devices = _places(remote, remote_names, remote_indices, nbytes, "remote")
+    local_addresses, local_devices = _places(local, local_names, local_indices, nbytes, "local")
+    _refuse_overlaps(local_devices, local_addresses, nbytes)
     spans = []
-    for copy in copies:
-        source = _place(remote, copy.remote_region, copy.remote_index, copy.nbytes, "remote")
-        target = _place(local, copy.local_region, copy.local_index, copy.nbytes, "local")
-        spans.append(Span(source[0], target[0], copy.nbytes, source[1], target[1]))
-    by_target = sorted(spans, key=lambda span: (span.local_device, span.local_address))
-    for before, after in pairwise(by_target):
-        if (
-            before.local_device == after.local_device
-            and before.local_address + before.nbytes > after.local_address
-        ):
-            raise ValueError(f"two copies into address {after.local_address}")
+    for remote_device, local_device in sorted(
+        set(zip(remote_devices.tolist(), local_devices.tolist(), strict=True))
+    ):
+        chosen = (remote_devices == remote_device) & (local_devices == local_device)
+        columns = (remote_addresses[chosen], local_addresses[chosen], nbytes[chosen])
+        spans.append(Spans(remote_device, local_device, *columns))
     return spans
 
 
-def coalesce(spans: Iterable[Span]) -> list[Span]:
+def coalesce(spans: Spans) -> Spans:
     """Join spans that are neighbours on both sides. The result is in order of remote address."""
-    joined: list[Span] = []
-    for span in sorted(spans, key=lambda s: (s.devices, s.remote_address, s.local_address)):
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.devices == span.devices
-            and last.remote_address + last.nbytes == span.remote_address
-            and last.local_address + last.nbytes == span.local_address
-        ):
-            joined[-1] = Span(
-                last.remote_address, last.local_address, last.nbytes + span.nbytes, *span.devices
-            )
-        else:
-            joined.append(span)
-    return joined
+    ordered = spans.take(np.lexsort((spans.local_addresses, spans.remote_addresses)))
+    starts = np.ones(len(ordered), bool)
+    starts[1:] = (_ends(ordered.remote_addresses, ordered) != ordered.remote_addresses[1:]) | (
+        _ends(ordered.local_addresses, ordered) != ordered.local_addresses[1:]
+    )
+    first = np.flatnonzero(starts)
+    joined = ordered.take(first)
+    return Spans(
+        spans.remote_device,
+        spans.local_device,
+        joined.remote_addresses,
+        joined.local_addresses,
+        np.add.reduceat(ordered.nbytes, first),
+    )
 
 
-def batches(spans: Sequence[Span], *, max_bytes: int, max_spans: int) -> Iterator[list[Span]]:
-    """Cut spans into batches of one pair of devices, at most ``max_bytes`` bytes and ``max_spans`` spans each."""
-    by_devices: dict[tuple[int, int], list[Span]] = defaultdict(list)
-    for span in spans:
-        by_devices[span.devices].append(span)
-    for group in by_devices.values():
-        batch: list[Span] = []
-        room = max_bytes
-        for piece in _pieces(group, max_bytes):
-            if batch and (piece.nbytes > room or len(batch) == max_spans):
-                yield batch
-                batch, room = [], max_bytes
-            batch.append(piece)
-            room -= piece.nbytes
-        if batch:
-            yield batch
+def batches(spans: Spans, *, max_bytes: int, max_spans: int) -> Iterator[Spans]:
+    """Cut spans, of at least a byte each, into batches of at most ``max_bytes`` bytes and ``max_spans`` spans."""
+    pieces = _pieces(spans, max_bytes)
+    ends = np.cumsum(pieces.nbytes)
+    start = 0
+    while start < len(pieces):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + max_bytes, side="right"))
+        stop = min(stop, start + max_spans)
+        yield pieces.take(slice(start, stop))
+        start = stop
 
 
-def _place(
-    regions: Mapping[str, RegionDescriptor], name: str, index: int, nbytes: int, side: str
-) -> tuple[int, int]:
-    region = regions.get(name)
-    if region is None:
-        raise ValueError(f"no {side} region {name!r}; there are {sorted(regions)}")
-    if not 0 <= index < region.count:
-        raise ValueError(f"{side} region {name!r} has places 0..{region.count - 1}, got {index}")
-    if not 0 < nbytes <= region.stride:
-        raise ValueError(f"{side} region {name!r} has places of {region.stride} bytes, got {nbytes}")
-    return region.address + index * region.stride, region.device_id
+def _places(
+    regions: Mapping[str, RegionDescriptor],
+    names: Sequence[str],
+    indices: Sequence[int],
+    nbytes: Ints,
+    side: str,
+) -> tuple[Ints, Ints]:
+    """Address and device of each place."""
+    index = np.array(indices, np.int64)
+    addresses, devices = np.empty(len(index), np.int64), np.full(len(index), HOST_MEMORY, np.int64)
+    which = np.array(names)
+    for name in sorted(set(names)):
+        chosen = which == name
+        region = regions.get(name)
+        if region is None:
+            raise ValueError(f"no {side} region {name!r}; there are {sorted(regions)}")
+        _check(region, index[chosen], nbytes[chosen], side)
+        addresses[chosen] = region.address + index[chosen] * region.stride
+        devices[chosen] = region.device_id
+    return addresses, devices
 
 
-def _pieces(spans: Iterable[Span], max_bytes: int) -> Iterator[Span]:
-    for span in spans:
-        for offset in range(0, span.nbytes, max_bytes):
-            nbytes = min(max_bytes, span.nbytes - offset)
-            yield Span(span.remote_address + offset, span.local_address + offset, nbytes, *span.devices)
+def _check(region: RegionDescriptor, index: Ints, nbytes: Ints, side: str) -> None:
+    outside = (index < 0) | (index >= region.count)
+    if outside.any():
+        got, last = int(index[outside][0]), region.count - 1
+        raise ValueError(f"{side} region {region.name!r} has places 0..{last}, got {got}")
+    misfit = (nbytes <= 0) | (nbytes > region.stride)
+    if misfit.any():
+        got = int(nbytes[misfit][0])
+        raise ValueError(f"{side} region {region.name!r} has places of {region.stride} bytes, got {got}")
+
+
+def _refuse_overlaps(devices: Ints, addresses: Ints, nbytes: Ints) -> None:
+    order = np.lexsort((addresses, devices))
+    devices, addresses, ends = devices[order], addresses[order], (addresses + nbytes)[order]
+    overlap = (devices[1:] == devices[:-1]) & (ends[:-1] > addresses[1:])
+    if overlap.any():
+        raise ValueError(f"two copies into address {int(addresses[1:][overlap][0])}")
+
+
+def _ends(addresses: Ints, spans: Spans) -> Ints:
+    """Where each but the last ends."""
+    return addresses[:-1] + spans.nbytes[:-1]
+
+
+def _pieces(spans: Spans, max_bytes: int) -> Spans:
+    """The same bytes in spans of at most ``max_bytes``."""
+    counts = -(-spans.nbytes // max_bytes)
+    if (counts <= 1).all():
+        return spans
+    of = np.repeat(np.arange(len(spans)), counts)
+    offset = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * max_bytes
+    return Spans(
+        spans.remote_device,
+        spans.local_device,
+        spans.remote_addresses[of] + offset,
+        spans.local_addresses[of] + offset,
+        np.minimum(spans.nbytes[of] - offset, max_bytes),
+    )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from epdserve.kvstore.transfer.base import Copy
-from epdserve.kvstore.transfer.plan import Span, batches, coalesce, resolve
+from epdserve.kvstore.transfer.plan import Spans, batches, coalesce, resolve
 from epdserve.kvstore.types import RegionDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +20,22 @@ def page(remote: int, local: int, nbytes: int = 100) -> Copy:
     return Copy("pages", remote, "pages", local, nbytes)
 
 
+def spans_of(*rows: tuple[int, int, int], devices: tuple[int, int] = (-1, -1)) -> Spans:
+    return Spans(*devices, *np.array(rows, np.int64).reshape(-1, 3).T)
+
+
+def plan(*copies: Copy) -> Spans:
+    (spans,) = resolve(copies, REMOTE, LOCAL)
+    return coalesce(spans)
+
+
 def test_places_become_addresses_on_their_devices() -> None:
-    assert resolve([page(3, 4), Copy("tails", 1, "tails", 0, 20)], REMOTE, LOCAL) == [
-        Span(1_000_300, 5_000_400, 100, -1, 0),
-        Span(9050, 8000, 20, 1, -1),
+    spans = resolve([page(3, 4), Copy("tails", 1, "tails", 0, 20), page(1, 1)], REMOTE, LOCAL)
+    assert [((each.remote_device, each.local_device), each.rows()) for each in spans] == [
+        ((-1, 0), [(1_000_300, 5_000_400, 100), (1_000_100, 5_000_100, 100)]),
+        ((1, -1), [(9050, 8000, 20)]),
     ]
+    assert resolve([], REMOTE, LOCAL) == []
 
 
 @pytest.mark.parametrize(
@@ -54,31 +65,33 @@ def test_two_copies_into_one_place_are_refused() -> None:
 
 
 def test_neighbours_on_both_sides_become_one_span() -> None:
-    spans = resolve([page(4, 7), page(2, 5), page(3, 6), page(8, 8)], REMOTE, LOCAL)
-    assert coalesce(spans) == [Span(1_000_200, 5_000_500, 300, -1, 0), Span(1_000_800, 5_000_800, 100, -1, 0)]
+    spans = plan(page(4, 7), page(2, 5), page(3, 6), page(8, 8))
+    assert spans.rows() == [(1_000_200, 5_000_500, 300), (1_000_800, 5_000_800, 100)]
 
 
 def test_neighbours_on_one_side_only_stay_apart() -> None:
-    assert len(coalesce(resolve([page(2, 5), page(3, 7)], REMOTE, LOCAL))) == 2
-    assert len(coalesce(resolve([page(2, 5), page(4, 6)], REMOTE, LOCAL))) == 2
-    assert len(coalesce(resolve([page(2, 5, 99), page(3, 6)], REMOTE, LOCAL))) == 2  # a byte is left out
-    assert len(coalesce(resolve([page(2, 6), page(3, 5)], REMOTE, LOCAL))) == 2
+    assert len(plan(page(2, 5), page(3, 7))) == 2
+    assert len(plan(page(2, 5), page(4, 6))) == 2
+    assert len(plan(page(2, 5, 99), page(3, 6))) == 2  # a byte is left out
+    assert len(plan(page(2, 6), page(3, 5))) == 2
 
 
 def test_spans_on_different_devices_stay_apart() -> None:
-    assert len(coalesce([Span(0, 0, 10, -1, 0), Span(10, 10, 10, -1, 1), Span(20, 20, 10, 0, 1)])) == 3
+    local = {**LOCAL, "tails": RegionDescriptor("tails", 5_001_000, 100, 10, 1)}  # right behind the pages
+    spans = resolve([page(0, 9), Copy("pages", 1, "tails", 0, 100)], REMOTE, local)
+    assert [(each.local_device, len(coalesce(each))) for each in spans] == [(0, 1), (1, 1)]
 
 
-def test_batches_keep_to_bytes_spans_and_one_pair_of_devices() -> None:
-    spans = [Span(100, 100, 25, -1, -1), Span(200, 200, 4, -1, -1), Span(300, 300, 4, 0, -1)]
-    assert list(batches(spans, max_bytes=10, max_spans=9)) == [
-        [Span(100, 100, 10, -1, -1)],
-        [Span(110, 110, 10, -1, -1)],
-        [Span(120, 120, 5, -1, -1), Span(200, 200, 4, -1, -1)],
-        [Span(300, 300, 4, 0, -1)],
+def test_batches_keep_to_bytes_and_spans() -> None:
+    spans = spans_of((100, 100, 25), (200, 200, 4), (300, 300, 4))
+    assert [batch.rows() for batch in batches(spans, max_bytes=10, max_spans=9)] == [
+        [(100, 100, 10)],
+        [(110, 110, 10)],
+        [(120, 120, 5), (200, 200, 4)],
+        [(300, 300, 4)],
     ]
     assert [len(batch) for batch in batches(spans, max_bytes=1000, max_spans=1)] == [1, 1, 1]
-    assert list(batches([], max_bytes=1, max_spans=1)) == []
+    assert list(batches(spans_of(), max_bytes=1, max_spans=1)) == []
 
 
 @given(
@@ -96,12 +109,13 @@ def test_every_byte_is_copied_once_to_its_place(
         start, to = copy.remote_index * 100, copy.local_index * 100
         expected[to : to + copy.nbytes] = remote[start : start + copy.nbytes]
     written = 0
-    for batch in batches(coalesce(resolve(copies, REMOTE, LOCAL)), max_bytes=max_bytes, max_spans=max_spans):
-        assert sum(span.nbytes for span in batch) <= max_bytes
+    groups = [coalesce(spans) for spans in resolve(copies, REMOTE, LOCAL)]
+    for batch in (b for group in groups for b in batches(group, max_bytes=max_bytes, max_spans=max_spans)):
+        assert batch.nbytes.sum() <= max_bytes
         assert len(batch) <= max_spans
-        for span in batch:
-            start, to = span.remote_address - 1_000_000, span.local_address - 5_000_000
-            local[to : to + span.nbytes] = remote[start : start + span.nbytes]
-            written += span.nbytes
+        for remote_address, local_address, nbytes in batch.rows():
+            start, to = remote_address - 1_000_000, local_address - 5_000_000
+            local[to : to + nbytes] = remote[start : start + nbytes]
+            written += nbytes
     assert (local == expected).all()
     assert written == sum(copy.nbytes for copy in copies)
