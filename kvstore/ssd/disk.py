@@ -51,6 +51,9 @@ class Disk(Protocol):
     def rename(self, old: str, new: str) -> None:
         """Give a file its name, in one step, and make the name durable."""
 
+    def sync_folder(self, path: str) -> None:
+        """Make the names of the files in a folder durable."""
+
     def exists(self, path: str) -> bool:
         """Whether there is such a file or folder."""
 
@@ -104,7 +107,11 @@ class SystemDisk:
     def rename(self, old: str, new: str) -> None:
         """Give a file its name, in one step, and make the name durable."""
         os.rename(old, new)
-        folder = os.open(os.path.dirname(new), os.O_RDONLY | os.O_DIRECTORY)
+        self.sync_folder(os.path.dirname(new))
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names of the files in a folder durable."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:

@@ -103,11 +103,15 @@ class SlotFiles:
         Raises:
             OSError: ENOSPC where the disk has no room, or whatever the system says.
         """
+        grown = False
         for number, path in enumerate(self.paths()):
             self._fds.append(fd := self._disk.open(path, DIRECT))
             nbytes = self._file_bytes(number)
             if self._disk.size(fd) != nbytes or self._disk.allocated(fd) < nbytes:
                 self._disk.allocate(fd, nbytes)
+                grown = True
+        if grown:  # a block must not be durable in a file that is not
+            self._disk.sync_folder(self._folder)
 
     def close(self) -> None:
         """Give the descriptors back."""

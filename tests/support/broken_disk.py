@@ -20,7 +20,8 @@ class BrokenDisk(SystemDisk):
     """Real files under faults.
 
     ``cut_at``: the call of this number (from 0) does not return; a write among them gets down in part. ``forgetful``:
-    of what was written and not synced by then, every sector is lost or kept by chance. ``fault(operation, path,
+    of what was written and not synced by then, every sector is lost or kept by chance, and so are new files whose
+    folder was not synced. ``fault(operation, path,
     offset)`` may give an error to raise. ``short``: reads and writes do a sector-aligned part of what they are asked.
     """
 
@@ -38,10 +39,13 @@ class BrokenDisk(SystemDisk):
         self._forgetful, self._random = forgetful, random.Random(seed)
         self._paths: dict[int, str] = {}
         self._unsynced: list[tuple[str, int, bytes]] = []  # what stood there before, oldest first
+        self._unnamed: set[str] = set()  # new files whose folder was not synced since
         self._dead = False
 
     def open(self, path: str, flags: int) -> int:
         self._step("open", path)
+        if self._forgetful and not os.path.exists(path):
+            self._unnamed.add(path)
         fd = super().open(path, flags)
         self._paths[fd] = path
         return fd
@@ -89,6 +93,11 @@ class BrokenDisk(SystemDisk):
         moved = [(new if path == old else path, at, data) for path, at, data in self._unsynced]
         self._paths = {fd: new if path == old else path for fd, path in self._paths.items()}
         self._unsynced = moved
+        self._name_all(os.path.dirname(new))
+
+    def sync_folder(self, path: str) -> None:
+        self._step("sync_folder", path)
+        self._name_all(path)
 
     def exists(self, path: str) -> bool:
         self._step("exists", path)
@@ -115,8 +124,14 @@ class BrokenDisk(SystemDisk):
             for start in range(0, len(before), SECTOR):
                 if self._random.random() < 0.5:
                     _poke(path, before[start : start + SECTOR], offset + start)
+        for path in sorted(self._unnamed):
+            if self._random.random() < 0.5:
+                os.unlink(path)
         for fd in list(self._paths):
             self.close(fd)
+
+    def _name_all(self, folder: str) -> None:
+        self._unnamed = {path for path in self._unnamed if os.path.dirname(path) != folder}
 
     def _put(self, path: str, data: bytes, offset: int) -> None:
         if self._forgetful:
