@@ -114,18 +114,23 @@ class Grammar:
         text: In the language ``kind``.
         after_token: Output is free up to and with the first token of this id; None = constrained from the start.
         read_tokens: How many of the prompt's last tokens the grammar has to have read: an answer that is continued.
+        forbidden_before: Tokens that are not drawn while output is still free: an end, or markup that goes past
+            ``after_token``.
     """
 
     kind: GrammarKind
     text: str
     after_token: int | None = None
     read_tokens: int = 0
+    forbidden_before: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.after_token is not None and not 0 <= self.after_token <= _INT32_MAX:
             raise ValueError(f"after_token outside [0, 2**31): {self.after_token}")
         if self.read_tokens < 0 or (self.read_tokens and self.after_token is not None):
             raise ValueError(f"read_tokens={self.read_tokens} with after_token={self.after_token}")
+        if any(not 0 <= token <= _INT32_MAX or token == self.after_token for token in self.forbidden_before):
+            raise ValueError(f"forbidden_before={self.forbidden_before} with after_token={self.after_token}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def grammar_to_pb(grammar: Grammar) -> decode_pb2.Grammar:
         text=grammar.text,
         after_token=grammar.after_token,
         read_tokens=grammar.read_tokens,
+        forbidden_before=grammar.forbidden_before,
     )
 
 
@@ -87,7 +88,7 @@ def grammar_from_pb(pb: decode_pb2.Grammar) -> Grammar:
         raise InvalidRequest(f"unknown kind of grammar {pb.kind}", param="response_format")
     with refused("response_format"):
         after_token = pb.after_token if pb.HasField("after_token") else None
-        return Grammar(kind, pb.text, after_token, pb.read_tokens)
+        return Grammar(kind, pb.text, after_token, pb.read_tokens, tuple(pb.forbidden_before))
 
 
 def token_logprob_to_pb(value: TokenLogprob) -> decode_pb2.TokenLogprob:
