@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
+from epdserve.kvstore.block_header import HEADER_BYTES, encode_header
 from epdserve.kvstore.errors import OutOfPages
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.transfer.base import Copy
@@ -18,7 +18,7 @@ from epdserve.model.errors import TailError
 from epdserve.model.tail import read_tail
 from epdserve.services.decode.pulling import Pull, PullDriver, PullOutcome
 from epdserve.services.engine.requests import RunningRequest
-from epdserve.services.engine.runner import PAGES, TAILS, Runner
+from epdserve.services.engine.runner import PAGES, TAILS, Filled, Runner
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.types import BlockRef, KVHandle
 
@@ -140,16 +140,15 @@ class Ingest:
         pages, refs = self._pulled_pages(arrival), arrival.pulled
         if not pages:
             return True
-        headers = [_header(ref, runner.layout.payload_bytes) for ref in refs]
         at = runner.layout.header_offset
         found = runner.pools.pages[torch.tensor(pages), at : at + HEADER_BYTES].cpu().numpy().tobytes()
-        sums = runner.checksums(pages, [header.block_hash for header in headers])
-        promised = b"".join(header.encode() for header in headers)
-        if found == promised and sums == [ref.checksum for ref in refs]:
+        promised = [_header(ref, runner.layout.payload_bytes) for ref in refs]
+        sums = runner.checksums(pages, [BlockHash(ref.block_hash) for ref in refs])
+        if found == b"".join(promised) and sums == [ref.checksum for ref in refs]:
             return True
         bad = sum(
-            found[n * HEADER_BYTES : (n + 1) * HEADER_BYTES] != header.encode() or sums[n] != header.checksum
-            for n, header in enumerate(headers)
+            found[n * HEADER_BYTES : (n + 1) * HEADER_BYTES] != promised[n] or sums[n] != ref.checksum
+            for n, ref in enumerate(refs)
         )
         log.warning("blocks refused", extra={"peer": arrival.handle.worker, "blocks": bad, "of": len(refs)})
         return False
@@ -175,8 +174,7 @@ class Ingest:
             has_exit=True,
             exact=arrival.handle.tail.exact,
         )
-        for ref in arrival.pulled:
-            runner.seal_next(request, checksum=ref.checksum, exact=ref.exact)
+        runner.seal_next(request, [Filled(ref.checksum, ref.exact) for ref in arrival.pulled])
         tainted_from = len(arrival.handle.blocks) * runner.block_tokens
         request.tainted_from = None if arrival.handle.tail.exact else tainted_from
         return exit_D
@@ -202,5 +200,5 @@ class Ingest:
         request.next_row = 0
 
 
-def _header(ref: BlockRef, payload_bytes: int) -> BlockHeader:
-    return BlockHeader(BlockHash(ref.block_hash), ref.checksum, payload_bytes, ref.exact)
+def _header(ref: BlockRef, payload_bytes: int) -> bytes:
+    return encode_header(BlockHash(ref.block_hash), ref.checksum, payload_bytes, exact=ref.exact)

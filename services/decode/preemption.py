@@ -10,7 +10,7 @@ from epdserve.kvstore.errors import OutOfPages
 from epdserve.kvstore.types import BlockInfo, PageId
 from epdserve.model.tail import read_tail
 from epdserve.services.engine.requests import RunningRequest
-from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.runner import Filled, Runner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class SwapSpace:
             record = torch.empty(runner.tail_layout.nbytes, dtype=torch.uint8)
             checksum = runner.write_tail(request, record, None)
             copied = runner.pools.pages[torch.tensor(pages, dtype=torch.int64)].to("cpu")
-            infos = tuple(runner.blocks.describe(page) for page in pages)
+            infos = tuple(runner.blocks.describe_all(pages))
             swapped = Swapped(infos, copied, record, checksum)
             self.used_bytes += swapped.nbytes
         runner.release(request)
@@ -105,4 +105,4 @@ class SwapSpace:
             if self._runner.holds_other_bytes(info.block_hash, info.checksum):
                 request.private = True
                 return
-            self._runner.seal_next(request, checksum=info.checksum, exact=info.exact)
+            self._runner.seal_next(request, [Filled(info.checksum, info.exact)])

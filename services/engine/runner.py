@@ -5,12 +5,12 @@ Knows neither prefill nor decode: both hand in requests with the number of rows 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
-from epdserve.kernels.checksum import page_checksums, page_checksums_numpy
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
-from epdserve.kvstore.blocks import BlockManager
+from epdserve.kernels.checksum import page_checksums
+from epdserve.kvstore.block_header import HEADER_BYTES, encode_header
+from epdserve.kvstore.blocks import BlockManager, Seal
 from epdserve.kvstore.clock import Clock
 from epdserve.kvstore.hashing import cache_root
 from epdserve.kvstore.metrics import BlockMetrics
@@ -37,6 +37,13 @@ class Part:
     request: RunningRequest
     rows: int
     outputs: Outputs = Outputs.LAST
+
+
+class Filled(NamedTuple):
+    """What a complete block is sealed with."""
+
+    checksum: int
+    exact: bool
 
 
 class Runner:
@@ -74,7 +81,6 @@ class Runner:
             num_slots=settings.max_running,
             device=backbone.device,
         )
-        self._host_pages = self.pools.pages.numpy() if backbone.device.type == "cpu" else None
         self.blocks = BlockManager(num_pages, clock, metrics=block_metrics)
         self.state_slots = SlotPool(settings.max_running)
         self.staging = aligned_bytes((settings.staging_slots, self.tail_layout.nbytes))
@@ -124,28 +130,35 @@ class Runner:
         return exit_RD
 
     def seal_filled(self, requests: Iterable[RunningRequest]) -> None:
-        """Seal every block that the requests have filled: header into the page, checksum, prefix index."""
-        filled: list[tuple[RunningRequest, int]] = []
+        """Seal every block that the requests have filled: checksum, header into the page, prefix index."""
+        ready: list[tuple[RunningRequest, slice]] = []
+        pages: list[PageId] = []
+        hashes: list[BlockHash] = []
         for request in requests:
             full = request.stored_tokens // self.block_tokens
             if full > request.sealed_blocks and not request.private:
                 self.extend_hashes(request, full)
-                filled += [(request, block) for block in range(request.sealed_blocks, full)]
-        if not filled:
+                blocks = slice(request.sealed_blocks, full)
+                ready.append((request, blocks))
+                pages += request.pages[blocks]
+                hashes += request.hashes[blocks]
+        if not ready:
             return
-        pages = [request.pages[block] for request, block in filled]
-        hashes = [request.hashes[block] for request, block in filled]
         checksums = self.checksums(pages, hashes)
-        for (request, block), checksum in zip(filled, checksums, strict=True):
-            exact = request.is_exact((block + 1) * self.block_tokens)
-            header = BlockHeader(request.hashes[block], checksum, self.layout.payload_bytes, exact)
-            self._write_header(request.pages[block], header)
-            self.seal_next(request, checksum=checksum, exact=exact)
+        exact = [
+            request.is_exact((block + 1) * self.block_tokens)
+            for request, blocks in ready
+            for block in range(blocks.start, blocks.stop)
+        ]
+        filled = list(map(Filled, checksums, exact))
+        self._write_headers(pages, hashes, filled)
+        for request, blocks in ready:
+            count = blocks.stop - blocks.start
+            self.seal_next(request, filled[:count])
+            del filled[:count]
 
     def checksums(self, pages: Sequence[PageId], hashes: Sequence[BlockHash]) -> list[int]:
         """Checksum of each page's payload, seeded with its hash; may be called from other threads."""
-        if self._host_pages is not None:  # the same numbers at half the time for pages of a few KiB
-            return page_checksums_numpy(self._host_pages, pages, self.layout.payload_bytes, hashes)
         return page_checksums(self.pools.pages, pages, self.layout.payload_bytes, hashes)
 
     def extend_hashes(self, request: RunningRequest, blocks: int) -> None:
@@ -153,17 +166,16 @@ class Runner:
         if len(request.hashes) < blocks:
             request.hashes = self.names.chain(request.known, request.tenant_key)
 
-    def seal_next(self, request: RunningRequest, *, checksum: int, exact: bool) -> None:
-        """Make a request's next complete page shareable; a page that holds the same block may take its place."""
-        block = request.sealed_blocks
-        request.pages[block] = self.blocks.seal(
-            request.pages[block],
-            request.hashes[block],
-            parent=request.hashes[block - 1] if block else None,
-            exact=exact,
-            checksum=checksum,
+    def seal_next(self, request: RunningRequest, filled: Sequence[Filled]) -> None:
+        """Make a request's next complete pages shareable; a page that holds the same block may take its place."""
+        start = request.sealed_blocks
+        end = start + len(filled)
+        places = zip(request.pages[start:end], request.hashes[start:end], filled, strict=True)
+        request.pages[start:end] = self.blocks.seal_chain(
+            [Seal(page, block_hash, checksum, exact) for page, block_hash, (checksum, exact) in places],
+            parent=request.hashes[start - 1] if start else None,
         )
-        request.sealed_blocks += 1
+        request.sealed_blocks = end
 
     def holds_other_bytes(self, block_hash: BlockHash, checksum: int) -> bool:
         """Whether a page holds this block with another checksum: replayed prefills differ in their last bits."""
@@ -172,10 +184,17 @@ class Runner:
         self.blocks.release(pages)
         return differs
 
-    def _write_header(self, page: PageId, header: BlockHeader) -> None:
-        at = self.layout.header_offset
-        data = torch.frombuffer(bytearray(header.encode()), dtype=torch.uint8)
-        self.pools.pages[page, at : at + HEADER_BYTES] = data
+    def _write_headers(
+        self, pages: Sequence[PageId], hashes: Sequence[BlockHash], filled: Sequence[Filled]
+    ) -> None:
+        payload_bytes, at = self.layout.payload_bytes, self.layout.header_offset
+        headers = b"".join(
+            encode_header(block_hash, checksum, payload_bytes, exact=exact)
+            for block_hash, (checksum, exact) in zip(hashes, filled, strict=True)
+        )
+        rows_RB = torch.frombuffer(bytearray(headers), dtype=torch.uint8).view(-1, HEADER_BYTES)
+        places = torch.tensor(pages, device=self.pools.pages.device)
+        self.pools.pages[places, at : at + HEADER_BYTES] = rows_RB.to(places.device)
 
     def stage_tail(self, request: RunningRequest, staging: Slot, exit_D: torch.Tensor | None) -> TailRef:
         """Write the tail of a request that stands at ``next_row`` into a staging slot."""

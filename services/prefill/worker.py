@@ -6,6 +6,7 @@ fill. At the end pages and tail are put under a lease, and the state slot is fre
 """
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Part, Runner
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.errors import Cancelled, Overloaded, ServiceError
+from epdserve.services.prefill.promise import Promise
+from epdserve.services.prefill.scoring import PromptScorer
 from epdserve.services.types import BlockRef, KVHandle, PrefillJob, PrefillResult, TailRef
 
 _NOT_STARTED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)
@@ -35,6 +38,8 @@ class PrefillTask:
 
     request: RunningRequest
     queued_at: float
+    readers: int = 1
+    scorer: PromptScorer | None = None
     done: Future[PrefillResult] = field(default_factory=Future)
     started_at: float = 0.0
     staging: Slot | None = None
@@ -66,7 +71,7 @@ class PrefillWorker:
         self._limits = RequestLimits.of(runner, settings)
         self._waiting: deque[PrefillTask] = deque()
         self._active: list[PrefillTask] = []
-        self._granted: dict[str, LeaseId] = {}  # by request, while they hold
+        self._granted: dict[str, tuple[LeaseId, ...]] = {}  # by request, while one of them holds
         self.queued_tokens = 0  # read by heartbeats from another thread
 
     @property
@@ -96,9 +101,9 @@ class PrefillWorker:
         except IndexError:  # a metrics scrape may look while the loop takes the last one
             return 0.0
 
-    def lease_of(self, request_id: str) -> LeaseId | None:
-        """The lease that a request's answer carries, while it holds; may be called anywhere."""
-        return self._granted.get(request_id)
+    def leases_of(self, request_id: str) -> tuple[LeaseId, ...]:
+        """The leases that a request's answer carries, while one of them holds; may be called anywhere."""
+        return self._granted.get(request_id, ())
 
     def new_task(self, job: PrefillJob) -> PrefillTask:
         """Check a job and make a task of it.
@@ -116,8 +121,12 @@ class PrefillWorker:
             tenant_key=job.tenant_key,
             exact=job.exact,
             span=_NOT_STARTED,
+            every_row=job.prompt_logprobs is not None,
         )
-        return PrefillTask(request, self._runner.clock.monotonic())
+        scorer = None
+        if job.prompt_logprobs is not None:
+            scorer = PromptScorer(self._runner.backbone, job.tokens, job.prompt_logprobs)
+        return PrefillTask(request, self._runner.clock.monotonic(), job.readers, scorer)
 
     def enqueue(self, task: PrefillTask) -> None:
         """Take a task into the queue, or refuse it through its future."""
@@ -163,11 +172,14 @@ class PrefillWorker:
             [task.request.remaining_rows for task in self._active], budget=self._settings.chunk_tokens
         )
         working = [(task, rows) for task, rows in zip(self._active, shares, strict=True) if rows]
-        exit_RD = self._runner.run([_part(task.request, rows) for task, rows in working])
-        complete = [task for task, _ in working if not task.request.remaining_rows]
-        for task, exit_D in zip(complete, exit_RD, strict=True):
-            self._active.remove(task)
-            self._hand_over(task, exit_D)
+        parts = [_part(task, rows) for task, rows in working]
+        exits = self._runner.run(parts).split([_outputs(part) for part in parts])
+        for (task, rows), exit_RD in zip(working, exits, strict=True):
+            if task.scorer is not None:
+                task.scorer.take(task.request.next_row - rows, exit_RD)
+            if not task.request.remaining_rows:
+                self._active.remove(task)
+                self._hand_over(task, exit_RD[-1])
         self._count_queued()
         self._metrics.rows.labels(kind="prefill").inc(sum(shares))
         self._metrics.step_seconds.observe(self._runner.clock.monotonic() - began)
@@ -198,11 +210,16 @@ class PrefillWorker:
         blocks = request.pages[: request.sealed_blocks]
         self._runner.blocks.pin(blocks)
         name = request.request_id
-        lease = self._leases.grant(self._lease_ttl_s, lambda: self._end_lease(name, blocks, staging))
-        self._granted[name] = lease
+        promise = Promise(
+            self._leases,
+            readers=task.readers,
+            ttl_s=self._lease_ttl_s,
+            on_end=lambda: self._take_back(name, blocks, staging),
+        )
+        self._granted[name] = promise.leases
         task.staging = None
         self._runner.release(request)
-        result = self._result(task, self._handle(request, lease, blocks, tail))
+        result = self._result(task, self._handle(request, promise.leases[0], blocks, tail), promise.leases[1:])
         self._metrics.requests.labels(outcome="ok").inc()
         self._metrics.stage_seconds.labels(stage="prefill").observe(result.run_ms / 1e3)
         self._metrics.tokens.labels(source="device").inc(result.cached_tokens)
@@ -212,17 +229,17 @@ class PrefillWorker:
     def _handle(
         self, request: RunningRequest, lease: LeaseId, blocks: list[PageId], tail: TailRef
     ) -> KVHandle:
-        infos = [self._runner.blocks.describe(page) for page in blocks]
+        infos = self._runner.blocks.describe_all(blocks)
         return KVHandle(
             worker=self._worker,
             incarnation=self._incarnation,
             lease=lease,
-            blocks=tuple(BlockRef(i.page, i.generation, i.block_hash, i.checksum, i.exact) for i in infos),
+            blocks=tuple(BlockRef(*info) for info in infos),
             tail=tail,
             tokens=request.length,
         )
 
-    def _result(self, task: PrefillTask, handle: KVHandle) -> PrefillResult:
+    def _result(self, task: PrefillTask, handle: KVHandle, more_leases: Sequence[LeaseId]) -> PrefillResult:
         span, now = task.request.span, self._runner.clock.monotonic()
         return PrefillResult(
             handle=handle,
@@ -231,10 +248,12 @@ class PrefillWorker:
             computed_tokens=task.request.prompt_tokens - span.publish_from,
             queue_ms=1e3 * (task.started_at - task.queued_at),
             run_ms=1e3 * (now - task.started_at),
+            more_leases=tuple(more_leases),
+            prompt_logprobs=None if task.scorer is None else task.scorer.result(),
         )
 
-    def _end_lease(self, name: str, blocks: list[PageId], staging: Slot) -> None:
-        """Runs in whichever thread ends the lease."""
+    def _take_back(self, name: str, blocks: list[PageId], staging: Slot) -> None:
+        """Runs in whichever thread ends the last lease."""
         self._granted.pop(name, None)
         self._runner.blocks.release(blocks)
         self._runner.staging_slots.release(staging)
@@ -258,5 +277,12 @@ def _tell(task: PrefillTask, error: ServiceError) -> None:
         done.set_exception(error)
 
 
-def _part(request: RunningRequest, rows: int) -> Part:
-    return Part(request, rows, Outputs.LAST if rows == request.remaining_rows else Outputs.NONE)
+def _part(task: PrefillTask, rows: int) -> Part:
+    if task.scorer is not None:
+        return Part(task.request, rows, Outputs.ALL)
+    return Part(task.request, rows, Outputs.LAST if rows == task.request.remaining_rows else Outputs.NONE)
+
+
+def _outputs(part: Part) -> int:
+    """Exit vectors of a part."""
+    return {Outputs.NONE: 0, Outputs.LAST: 1, Outputs.ALL: part.rows}[part.outputs]
