@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
+from epdserve.kvstore.ssd.errors import DeletionIncomplete
 from epdserve.kvstore.ssd.inventory import Place, Snapshot
 from epdserve.kvstore.ssd.retention import EvictionPlan, plan_eviction
 
@@ -56,6 +57,9 @@ class Keeper:
 
         Names go first and leave a mark that a crash cannot lose, then bytes are overwritten, then the marks go. Blocks
         on their way are dropped. Reads the end of every free slot: about as long as recovery without names.
+
+        Raises:
+            DeletionIncomplete: A drive failed, now or earlier; the others are done.
         """
         core = self._core
         with core.io_lock:
@@ -63,7 +67,10 @@ class Keeper:
                 for pending in core.queue.by_hash.values():
                     if getattr(pending, field) == value:
                         pending.dropped = True
-            return sum(self._delete_in(directory, field, value) for directory in core.inventory.serving())
+            deleted = sum(self._delete_in(directory, field, value) for directory in core.inventory.serving())
+        if failed := tuple(one.folder for one in core.inventory.directories if one.failed is not None):
+            raise DeletionIncomplete(deleted, failed)
+        return deleted
 
     def save_use(self) -> int:
         """Write last uses that the disk has too old by the policy's step, and what time it is."""
@@ -126,9 +133,12 @@ class Keeper:
     def _delete_in(self, directory: Directory, field: str, value: bytes) -> int:
         core = self._core
         core.settle(directory)
+        if directory.failed is not None:
+            return 0
         with core.lock:
             others = np.flatnonzero(directory.states != SlotState.LIVE).tolist()
         traces = directory.slots.names(others)
+        unreadable = [slot for slot in others if slot not in traces]  # whose they are cannot be known
         marked: list[int] = []
         with core.lock:
             for slot in (stored := directory.belonging(field, value)):
@@ -141,8 +151,8 @@ class Keeper:
                 if trace is not None and getattr(trace, field) == value:
                     directory.table.set(slot, replace(trace, deleted=True))
                     marked.append(slot)
-        if marked and core.write_names(directory, marked, sync=True):
-            self._scrub(directory, marked)
+        if (marked or unreadable) and core.write_names(directory, marked, sync=True):
+            self._scrub(directory, [*marked, *unreadable])
         core.metrics.evictions.labels(reason="deleted").inc(len(stored))
         return len(stored)
 
