@@ -9,81 +9,21 @@ The short matrix runs in CI. The long one, every call, two ways to die and more 
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from epdserve.kvstore.ssd.disk import Disk, SystemDisk
-from epdserve.kvstore.ssd.retention import Admission, Mode, RetentionPolicy
-from epdserve.kvstore.ssd.tier import SsdTier
-from epdserve.kvstore.types import BlockHash
+from epdserve.kvstore.ssd.disk import SystemDisk
+from epdserve.kvstore.ssd.retention import Admission
+from support import ssd_kills
 from support.broken_disk import BrokenDisk, PowerCut
 from support.manual_clock import ManualClock
-from support.ssd import OTHER, TENANT, make_tier, name, put_of, read, same
-
-POLICY = RetentionPolicy(
-    floor_s=60,
-    mode=Mode.FLOOR,
-    reserve_ratio=0.0,
-    low_free_ratio=0.3,
-    high_free_ratio=0.45,
-    last_use_step_s=30,
-)
-SLOTS = 7
-
-
-@dataclass(slots=True)
-class Life:
-    """What a run did, as far as it got: block -> version stored, and what may be missing."""
-
-    stored: dict[BlockHash, set[int]] = field(default_factory=dict)  # versions that were ever offered
-    durable: set[BlockHash] = field(default_factory=set)
-    may_go: set[BlockHash] = field(default_factory=set)
-    deleted: set[BlockHash] = field(default_factory=set)
-
-    def put(self, tier: SsdTier, labels: str, version: int = 0, **how: Any) -> None:
-        blocks = [name(label) for label in labels]
-        for block in blocks:
-            self.stored.setdefault(block, set()).add(version)
-        if version:
-            self.may_go.update(blocks)  # the old one goes, the new one may not get there
-        puts = [put_of(block, version=version, exact=version > 0, **how) for block in blocks]
-        assert set(tier.put_batch(puts)) == {Admission.ACCEPTED}
-        self.durable.update(blocks)
-        self.may_go.difference_update(blocks)
-
-
-def live(life: Life, folders: list[Path], disk: Disk, clock: ManualClock) -> None:
-    """Everything the tier does, in one short life on two drives."""
-    tier = make_tier(folders, slots=SLOTS, clock=clock, policy=POLICY, disk=disk)
-    tier.open()
-    for label in "abcd":
-        life.put(tier, label, tenant=TENANT, parent=None if label == "a" else name(chr(ord(label) - 1)))
-    life.put(tier, "xyz", tenant=OTHER)
-    clock.advance(100.0)
-    life.put(tier, "x", version=1, tenant=OTHER)
-    tier.touch([name("a"), name("b")])
-    tier.save_use()
-    read(tier, [name("a"), name("y")])
-    for label in "ef":
-        life.put(tier, label)
-    clock.advance(30.0)
-    life.put(tier, "g")
-    old = {name(label) for label in "cdz"}
-    life.may_go |= old
-    assert tier.sweep() == 3
-    life.durable -= old
-    life.put(tier, "hiklmno")  # all at once: slots that were just freed are written again
-    theirs = {name(label) for label in "xyz"}
-    life.may_go |= theirs
-    assert tier.delete_tenant(OTHER) == 2
-    life.durable -= theirs
-    life.deleted |= theirs
-    life.put(tier, "j")
-    tier.close()
+from support.ssd import make_tier, name, put_of, read, same
+from support.ssd_life import POLICY, SLOTS, Life, live
 
 
 def inspect(life: Life, folders: list[Path], clock: ManualClock, *, lost_tables: bool = False) -> int:
@@ -164,6 +104,37 @@ def test_cut_anywhere_in_a_recovery(tmp_path: Path) -> None:
                 continue
             tier.abandon()
             break
+
+
+def killed_lives(root: Path, cuts: range) -> int:
+    """Lives in processes that got SIGKILL before the given calls; returns how many blocks were found."""
+    shutil.rmtree(root, ignore_errors=True)
+    tests = Path(ssd_kills.__file__).parent.parent
+    arguments = [str(root), str(cuts.start), str(cuts.stop), str(cuts.step)]
+    subprocess.run(
+        [sys.executable, "-P", "-m", "support.ssd_kills", *arguments],
+        env={**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=300,
+    )
+    found = 0
+    for cut_at in cuts:
+        life, _, clock = cut_life(root / "replayed", cut_at, forgetful=False, seed=0)  # the same, up to there
+        found += inspect(life, [root / str(cut_at) / "one", root / str(cut_at) / "two"], clock)
+    return found
+
+
+def test_a_process_killed_before_a_call_leaves_what_it_promised(tmp_path: Path) -> None:
+    calls = calls_of_a_life(tmp_path / "r")
+    assert killed_lives(tmp_path / "k", range(5, calls, 12)) > 0
+
+
+@pytest.mark.slow
+def test_a_process_killed_before_every_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = calls_of_a_life(tmp_path / "r")
+    found = killed_lives(tmp_path / "k", range(calls))
+    with capsys.disabled():
+        print(f"\n{calls} processes killed, one before each call; {found} blocks found, none of them wrong")
 
 
 @pytest.mark.slow
