@@ -7,7 +7,6 @@ a server can be compared letter by letter.
 from __future__ import annotations
 
 import json
-import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,16 @@ from typing import Any
 from epdserve.model.errors import ModelError
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.engine.config import EngineSettings
-from epdserve.services.errors import ServiceError
+from epdserve.services.errors import InvalidRequest, ServiceError
 from epdserve.services.local.config import LocalSettings
 from epdserve.services.local.engine import Generation, LocalEngine
 from epdserve.services.router.effort import resolve_effort
-from epdserve.services.router.parsing import Delta, Kind, OutputParser
+from epdserve.services.router.events import Delta, Kind
+from epdserve.services.router.fields import parse_body
+from epdserve.services.router.openai_chat.body import ChatBody
+from epdserve.services.router.options import sampling_of
+from epdserve.services.router.parsing import OutputParser, ParserOptions
 from epdserve.services.router.rendering import ChatPrompt, ChatRenderer, RenderedChat
-from epdserve.services.router.schemas import ChatBody, parse_chat_body
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.types import SamplingParams
 
@@ -47,6 +49,7 @@ class Answer:
 class _Asked:
     chat: RenderedChat
     sampling: SamplingParams
+    parsing: ParserOptions
     exact: bool
 
 
@@ -83,9 +86,7 @@ class Generator:
         times: list[list[float]] = [[] for _ in bodies]
         try:
             asked = [self._render(body) for body in bodies]
-            parsers = [
-                OutputParser(each.chat, self._tokenizer, each.sampling.stop_token_ids) for each in asked
-            ]
+            parsers = [OutputParser(each.chat, self._tokenizer, each.parsing) for each in asked]
             pieces: list[list[Delta]] = [[] for _ in bodies]
             began = time.monotonic()
 
@@ -116,15 +117,20 @@ class Generator:
         )
 
     def _render(self, raw: Mapping[str, Any]) -> _Asked:
-        body = parse_chat_body({"model": "local", **raw})
+        body = parse_body(ChatBody, {"model": "local", **raw})
+        options, answer_format = body.options(), body.answer_format()
+        if options.n != 1 or options.logprobs is not None or not answer_format.free:
+            raise InvalidRequest("n, logprobs and formats of the answer need a server")
         effort = resolve_effort(
             thinking=body.thinking_switch, effort=body.asked_effort, default_thinking=True
         )
         chat = self._renderer.render(
-            ChatPrompt(body.messages, effort, body.tools or (), body.tool_choice, None, body.stops),
+            ChatPrompt(body.conversation(), effort, body.tools or (), body.tool_choice),
             max_tokens=self._engine.max_context_tokens,
         )
-        return _Asked(chat, _sampling(body), bool(body.exact))
+        sampling = sampling_of(options, max_tokens=options.max_tokens or MAX_TOKENS)
+        parsing = ParserOptions(stops=options.stops, stop_token_ids=options.stop_token_ids)
+        return _Asked(chat, sampling, parsing, options.exact)
 
 
 def run(
@@ -167,30 +173,13 @@ def read_bodies(path: Path) -> list[dict[str, Any]]:
     return bodies
 
 
-def _sampling(body: ChatBody) -> SamplingParams:
-    seed = secrets.randbits(63) if body.seed is None else body.seed
-    return SamplingParams(
-        seed=seed - 2**64
-        if seed >= 2**63
-        else seed,  # the unsigned range in 64 signed bits, as the router does
-        max_tokens=body.completion_limit or MAX_TOKENS,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
-    )
-
-
 def _answer(
     asked: _Asked, parser: OutputParser, pieces: Sequence[Delta], done: Generation, times: list[float]
 ) -> Answer:
     return Answer(
         reasoning="".join(piece.text for piece in pieces if piece.kind is Kind.REASONING),
         content="".join(piece.text for piece in pieces if piece.kind is Kind.CONTENT),
-        finish_reason=parser.finish_reason or done.finish_reason.value,
+        finish_reason=done.finish_reason.value if parser.ending is None else parser.ending.reason,
         prompt_tokens=len(asked.chat.tokens),
         cached_tokens=done.prefill.cached_tokens,
         token_at_s=times,

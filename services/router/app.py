@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 from epdserve.services.errors import Internal, InvalidRequest, ServiceError
-from epdserve.services.router.chat import ChatEndpoint
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_errors import (
@@ -21,8 +20,9 @@ from epdserve.services.router.http_errors import (
     unknown_model,
 )
 from epdserve.services.router.metrics import RouterMetrics
+from epdserve.services.router.openai_chat.endpoint import ChatEndpoint
+from epdserve.services.router.openai_chat.shape import Dialect
 from epdserve.services.router.parts import RouterParts, assemble
-from epdserve.services.router.shapes import Dialect
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.types import WorkerRole
 from fastapi import FastAPI, Request, Response

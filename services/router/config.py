@@ -19,6 +19,9 @@ class RouterConfig(BaseModel):
         cluster_token_file: The token of internal calls; needed to reach workers.
         max_bodies_bytes: Bodies of all requests together.
         max_completion_tokens: Cap on what a request without a limit of its own may produce; 0 = the context.
+        strict_official: Refuse what DeepSeek's own service refuses: n > 1, forced calls while thinking.
+        stop_in_reasoning: Stop strings are matched in the reasoning, too.
+        unwrap_arguments: Take a call's arguments out of a property "arguments" or "input" that no schema has.
         keep_alive_s: A silent stream gets a comment this often.
         send_stall_s: A client that takes no bytes for so long is gone.
         decode_stall_s: A decode worker that sends nothing for so long is lost.
@@ -47,6 +50,9 @@ class RouterConfig(BaseModel):
     max_context_tokens: int = Field(default=1_048_576, ge=2)
     max_completion_tokens: int = Field(default=0, ge=0)
     official_sampling: bool = False
+    strict_official: bool = False
+    stop_in_reasoning: bool = False
+    unwrap_arguments: bool = True
 
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     max_bodies_bytes: int = Field(default=256 * 2**20, ge=1024)

@@ -11,12 +11,11 @@ from typing import Final
 
 from epdserve.services.errors import Cancelled, Internal, ServiceError, Unavailable
 from epdserve.services.observability.logs import for_request
-from epdserve.services.router.chat_request import Caller
 from epdserve.services.router.exchange import Exchange
-from epdserve.services.router.http_errors import error_body
+from epdserve.services.router.http_errors import ErrorStyle
+from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.request import Trail
-from epdserve.services.router.shapes import error_event
 from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
@@ -28,8 +27,9 @@ _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 class Endpoint(ABC):
     """An ASGI application for one path. The framework sees nothing of it: every token goes through here."""
 
-    def __init__(self, parts: RouterParts) -> None:
+    def __init__(self, parts: RouterParts, errors: ErrorStyle | None = None) -> None:
         self.parts = parts
+        self._errors = errors if errors is not None else ErrorStyle()
 
     @abstractmethod
     async def handle(self, exchange: Exchange, raw: bytes, caller: Caller, trail: Trail) -> None:
@@ -61,7 +61,7 @@ class Endpoint(ABC):
         with for_request(name):
             failure = await self._attempt(exchange)
             if failure is not None:
-                await self._tell(exchange, failure)
+                await self._tell(exchange, failure, name)
             outcome = "ok" if failure is None else failure.code
             _log.debug("request finished", extra={"outcome": outcome, "status": exchange.status})
         return outcome
@@ -98,14 +98,16 @@ class Endpoint(ABC):
             async with exchange.watch_client():
                 await self.handle(exchange, raw, caller, trail)
 
-    async def _tell(self, exchange: Exchange, failure: ServiceError) -> None:
+    async def _tell(self, exchange: Exchange, failure: ServiceError, name: str) -> None:
         """Say it to the client, if there still is one."""
         if isinstance(failure, Cancelled):
             return
         try:
-            if exchange.started:
-                await exchange.stream(error_event(error_body(failure)), last=True)
+            if not exchange.started:
+                await exchange.answer_error(failure, self._errors.body(failure, name))
+            elif exchange.say_failure is not None:
+                await exchange.stream(exchange.say_failure(failure), last=True)
             else:
-                await exchange.answer_error(failure)
+                await exchange.stream(self._errors.event(failure, name), last=True)
         except Cancelled:
             return

@@ -14,7 +14,6 @@ from epdserve.services.errors import Cancelled, PayloadTooLarge, ServiceError
 from epdserve.services.router.http_errors import (
     BodyTooSlow,
     UnsupportedEncoding,
-    error_body,
     error_headers,
     status_of,
 )
@@ -40,6 +39,7 @@ class Exchange:
     Attributes:
         started: Whether the status line has left.
         status: Its status, 0 before.
+        say_failure: Bytes that end a stream which has begun; None = as the endpoint says it.
         writes: How often bytes of a stream were handed to the server.
     """
 
@@ -52,6 +52,7 @@ class Exchange:
         self._body_complete = False
         self._complete = False
         self.extra_headers: list[tuple[bytes, bytes]] = []
+        self.say_failure: Callable[[ServiceError], bytes] | None = None
         self.started = False
         self.status = 0
         self.writes = 0
@@ -129,9 +130,8 @@ class Exchange:
         await self._start(status, [_JSON, (b"content-length", str(len(body)).encode()), *(headers or ())])
         await self._write(body, more=False)
 
-    async def answer_error(self, error: ServiceError) -> None:
+    async def answer_error(self, error: ServiceError, body: bytes) -> None:
         """A whole answer that says what went wrong; what is left of the body is read and dropped first."""
-        body = error_body(error)
         headers = [_JSON, (b"content-length", str(len(body)).encode()), *error_headers(error)]
         if self._body_complete:
             await self._start(status_of(error), headers)

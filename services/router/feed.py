@@ -3,90 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from epdserve.services.errors import DeadlineExceeded, Internal, ServiceError
 from epdserve.services.router.patience import Patience
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason, TokenChunk
 
 
+@dataclass(slots=True)
+class Batch:
+    """Tokens of one choice that were ready together; the last batch of a choice has its finish reason."""
+
+    choice: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
 class TokenFeed:
-    """Drains a token stream in a task of its own, so that a slow client never holds a worker's stream back.
+    """Drains the token streams of a request in tasks of its own, so that a slow client never holds a worker back.
 
-    What is buffered is bounded by the request's ``max_tokens`` ids. Owned by the event loop; use as a context:
-    leaving it cancels the stream at once and waits until the cancellation has reached the workers.
+    What is buffered is bounded by the choices' ``max_tokens`` ids. Owned by the event loop; use as a context: leaving
+    it cancels the streams at once and waits until the cancellation has reached the workers.
 
-    Attributes:
-        finish_reason: Set once the stream has ended well and all of it has been taken.
+    Args:
+        streams: One a choice, in the order of the choices.
     """
 
     def __init__(
-        self, chunks: AsyncGenerator[TokenChunk, None], *, deadline_at: float, silence_s: float
+        self, streams: Sequence[AsyncGenerator[TokenChunk, None]], *, deadline_at: float, silence_s: float
     ) -> None:
-        self._chunks = chunks
+        self._streams = streams
         self._deadline_at = deadline_at
         self._silence_s = silence_s
-        self._ready: list[int] = []
-        self._ended: FinishReason | None = None
+        self._ready: dict[int, Batch] = {}
         self._error: ServiceError | None = None
         self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self.finish_reason: FinishReason | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TokenFeed:
         self._patience = Patience(self._silence_s, self._news.set)
-        self._task = asyncio.create_task(self._drain())
+        self._tasks = [
+            asyncio.create_task(self._drain(choice, stream)) for choice, stream in enumerate(self._streams)
+        ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
         self._patience.close()
-        if not self._task.done():
-            self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and (failure := self._task.exception()) is not None:
-            # Only a bug of ours ends the task with an exception
-            raise failure
+        for task in self._tasks:
+            if not task.done():
+                task.cancel()
+        await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                # Only a bug of ours ends a task with an exception
+                raise failure
 
-    async def take(self) -> list[int] | None:
-        """All tokens that are ready, waiting for at least one or for the end; None after a while of silence.
+    def leave(self, choice: int) -> None:
+        """End one choice's stream: what is still to come of it changes nothing."""
+        self._tasks[choice].cancel()
+        self._ready.pop(choice, None)
 
-        The last batch, maybe empty, comes with ``finish_reason`` set.
+    async def take(self) -> list[Batch] | None:
+        """All tokens that are ready, a batch a choice, waiting for at least one; None after a while of silence.
 
         Raises:
-            ServiceError: The stream failed; what came before it has been taken.
+            ServiceError: A stream failed; what came before it has been taken.
         """
         if not self._news.is_set():
             self._patience.begin()
             await self._news.wait()
             self._patience.end()
         self._news.clear()
-        tokens, self._ready = self._ready, []
-        if tokens and self._error is not None:
-            self._news.set()
-            return tokens
+        batches, self._ready = self._ready, {}
         if self._error is not None:
-            raise self._error
-        self.finish_reason = self._ended
-        return tokens if tokens or self._ended is not None else None
+            if not batches:
+                raise self._error
+            self._news.set()
+        return list(batches.values()) or None
 
-    async def _drain(self) -> None:
+    async def _drain(self, choice: int, stream: AsyncGenerator[TokenChunk, None]) -> None:
+        ended = False
         try:
-            async with asyncio.timeout_at(self._deadline_at), aclosing(self._chunks) as chunks:
+            async with asyncio.timeout_at(self._deadline_at), aclosing(stream) as chunks:
                 async for chunk in chunks:
-                    self._ready.extend(chunk.tokens)
-                    self._ended = chunk.finish_reason
+                    batch = self._ready.get(choice)
+                    if batch is None:
+                        batch = self._ready[choice] = Batch(choice)
+                    batch.tokens.extend(chunk.tokens)
+                    batch.logprobs.extend(chunk.logprobs)
+                    batch.finish_reason = chunk.finish_reason
+                    ended = chunk.finish_reason is not None
                     self._news.set()
         except TimeoutError:
-            self._error = DeadlineExceeded("the deadline of the request passed")
+            self._fail(DeadlineExceeded("the deadline of the request passed"))
         except ServiceError as error:
-            self._error = error
-        finally:
-            if self._ended is None and self._error is None:
-                # A bug: nobody must wait for ever; leaving the context tells which
-                self._error = Internal("the token stream broke off")
-            self._news.set()
+            self._fail(error)
+        except asyncio.CancelledError:
+            raise  # not wanted any more: no news
+        except BaseException:
+            # A bug: nobody must wait for ever; leaving the context tells which
+            self._fail(Internal("the token stream broke off"))
+            raise
+        else:
+            if not ended:
+                self._fail(Internal("the token stream broke off"))
+
+    def _fail(self, error: ServiceError) -> None:
+        self._error = self._error or error
+        self._news.set()

@@ -88,6 +88,9 @@ class RouterMetrics:
         self.empty_answers = Counter(
             "epdserve_router_empty_answers", "Answers that stopped without content and calls", registry=r
         )
+        self.invalid_calls = Counter(
+            "epdserve_router_invalid_calls", "Tool calls whose arguments were no JSON object", registry=r
+        )
         self.prompt_size = Histogram(
             "epdserve_router_prompt_size_tokens", "Prompt length", buckets=_TOKENS, registry=r
         )

@@ -1,20 +1,26 @@
 """Sampled ids become reasoning, content and tool calls: the recipe's stream processor, one instance a choice.
 
 Markers are recognised by id, so the same characters typed by anyone are text. EOS never reaches the processor.
-Ids go in one by one, so that nothing depends on how they were grouped on the way here.
+Ids go in one by one, so that nothing depends on how they were grouped on the way here. Stop strings are ours and not
+the recipe's: protocols want to know which one it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from itertools import zip_longest
 from typing import Any, Final
 
 import deepseek_recipe as recipe
 import orjson
+from epdserve.services.router.events import Delta, Ending, Kind, join
+from epdserve.services.router.recipe_faults import CallTolerance, TagRepair
 from epdserve.services.router.rendering import RenderedChat
+from epdserve.services.router.stops import StopFilter, StopMatcher
 from epdserve.services.router.tokenizer import RouterTokenizer
+from epdserve.services.router.vocabulary import told_to_recipe
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason
 
 _REASONS: Final = {
@@ -23,87 +29,105 @@ _REASONS: Final = {
 }
 
 
-class Kind(Enum):
-    """Which field of a message a delta belongs to."""
-
-    REASONING = "reasoning"
-    CONTENT = "content"
-    CALL = "call"
-    ARGUMENTS = "arguments"
-
-
-@dataclass(slots=True)
-class Delta:
-    """A piece of the answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserOptions:
+    """What a request says about the parsing of its answer.
 
     Attributes:
-        text: New text of the field; the function's name for CALL.
-        index: Which tool call, for CALL and ARGUMENTS.
-        call_id: For CALL.
+        stops: Stop strings, matched in content; in the reasoning too if ``stop_in_reasoning``.
+        include_stop: The matched stop string belongs to the answer.
+        stop_token_ids: Ids that end the answer and are no text.
+        parallel_calls: False keeps the first call only.
+        unwrap_arguments: Arguments inside a property ``arguments`` or ``input`` that no schema has are taken out.
     """
 
-    kind: Kind
-    text: str
-    index: int = 0
-    call_id: str = ""
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    stop_in_reasoning: bool = False
+    stop_token_ids: Sequence[int] = ()
+    parallel_calls: bool = True
+    unwrap_arguments: bool = True
 
 
 class OutputParser:
-    """Parses the output of one choice and counts its tokens. Not thread-safe.
+    """Parses the output of one choice of a chat and counts its tokens. Implements ``Parser``.
 
-    Attributes:
-        completion_tokens: Sampled ids taken, EOS and markers included; ids after a stop string are not.
-        reasoning_tokens: Sampled ids before the marker that ended the reasoning; None if the request does not
-            think. The recipe's own count misses ids when the reasoning quotes a marker, so ours is used.
-        finish_reason: None while the answer runs.
-        answered: Whether there was any content or call.
+    The recipe's own count of reasoning tokens misses ids when the reasoning quotes a marker, so ours is used.
     """
 
     def __init__(
-        self, chat: RenderedChat, tokenizer: RouterTokenizer, stop_token_ids: Sequence[int] = ()
+        self, chat: RenderedChat, tokenizer: RouterTokenizer, options: ParserOptions | None = None
     ) -> None:
+        options = options if options is not None else ParserOptions()
         generator = recipe.ChatCompletionRequest.chunk_generator(chat.conversion, "", "")
-        options = chat.conversion.parsing_options
-        self._processor = recipe.StreamProcessor(generator, options, tokenizer.native)
+        self._processor = recipe.StreamProcessor(generator, chat.parsing, tokenizer.native)
         self._processor.push(recipe.InferenceChunk.ready())
-        stage = options.thinking_initial_stage
+        stage = chat.parsing.thinking_initial_stage
         self._in_reasoning = stage is not None and stage.starts_in_reasoning()
         self._eos_id = tokenizer.eos_id
-        self._stop_ids = frozenset(stop_token_ids)
+        self._stop_ids = frozenset(options.stop_token_ids)
         self._think_end_id = tokenizer.think_end_id
-        self._dsml_id = tokenizer.dsml_id if options.parse_tool_calls else -1
+        calls = chat.parsing.parse_tool_calls
+        self._dsml_id = tokenizer.dsml_id if calls else -1
+        self._repair = TagRepair(tokenizer.vocabulary, tokenizer.dsml_id, chat.schemas) if calls else None
+        self._tolerance = CallTolerance(
+            chat.schemas, unwrap=options.unwrap_arguments, parallel=options.parallel_calls
+        )
+        self._filters: dict[Kind, StopFilter] = {}
+        if options.stops:
+            kinds = (Kind.CONTENT, Kind.REASONING) if options.stop_in_reasoning else (Kind.CONTENT,)
+            for kind in kinds:
+                self._filters[kind] = StopFilter(StopMatcher(options.stops, include=options.include_stop))
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None if stage is None else 0
-        self.finish_reason: str | None = None
+        self.ending: Ending | None = None
         self.answered = False
 
     @property
-    def finished(self) -> bool:
-        """Whether the answer is complete: nothing pushed now would change it, so decoding may end."""
-        return self.finish_reason is not None
+    def invalid_calls(self) -> int:
+        """Calls whose arguments were no JSON object."""
+        return self._tolerance.invalid
 
-    def push(self, ids: Iterable[int]) -> list[Delta]:
-        """Deltas that these ids complete, adjacent ones of one field joined."""
+    def push(self, ids: Iterable[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
+        """Deltas that these ids complete; see ``Parser``."""
         deltas: list[Delta] = []
-        for token in ids:
-            if self.finish_reason is not None:
+        for token, told in zip_longest(ids, logprobs):
+            if self.ending is not None:
                 break
             self._count(token)
             if token == self._eos_id or token in self._stop_ids:
                 continue
-            for chunk in self._processor.push(recipe.InferenceChunk.tokens([token])):
-                self._take(chunk.to_json(), deltas)
+            if self._repair is None:
+                self._feed([token], told, deltas)
+            elif passed := self._repair.push(token):
+                self._feed(passed, told, deltas)
         return deltas
 
     def finish(self, reason: FinishReason) -> list[Delta]:
-        """Deltas withheld so far; sets the finish reason if a stop string has not set it already."""
+        """Deltas withheld so far; see ``Parser``."""
         deltas: list[Delta] = []
-        if self.finish_reason is None:
+        if self._repair is not None and (held := self._repair.flush()):
+            self._feed(held, None, deltas)
+        if self.ending is None:
             for chunk in self._processor.push(recipe.InferenceChunk.finish(_REASONS[reason])):
                 self._take(chunk.to_json(), deltas)
-        if self.finish_reason is None:
+        for filter_ in self._filters.values():
+            filter_.flush(deltas)
+        if self.ending is None:
             raise AssertionError("the stream processor gave no finish reason")
+        if self.ending.stop_sequence is None:
+            self._tolerance.finish(deltas, complete=self.ending.reason == "tool_calls")
         return deltas
+
+    def _feed(self, ids: list[int], told: TokenLogprob | None, deltas: list[Delta]) -> None:
+        # Ids that were held back for a tag are in no field, so what is told about them is not asked for
+        given = told_to_recipe([told]) if told is not None and len(ids) == 1 else None
+        if told is not None and given is None:
+            given = [(0.0, [])] * len(ids)
+        for chunk in self._processor.push(recipe.InferenceChunk.tokens(ids, given)):
+            self._take(chunk.to_json(), deltas)
+            if self.ending is not None:
+                return
 
     def _count(self, token: int) -> None:
         self.completion_tokens += 1
@@ -121,29 +145,39 @@ class OutputParser:
     def _take(self, chunk_json: str, deltas: list[Delta]) -> None:
         choice = orjson.loads(chunk_json)["choices"][0]
         delta = choice["delta"]
-        _append(delta, deltas)
-        self.answered = self.answered or bool(delta.get("content") or delta.get("tool_calls"))
-        if choice["finish_reason"] is not None:
-            self.finish_reason = choice["finish_reason"]
+        told = choice["logprobs"] or {}
+        if reasoning := delta.get("reasoning_content"):
+            self._add(Delta(Kind.REASONING, reasoning, logprobs=told.get("reasoning_content")), deltas)
+        if content := delta.get("content"):
+            self.answered = True
+            self._add(Delta(Kind.CONTENT, content, logprobs=told.get("content")), deltas)
+        for call in delta.get("tool_calls") or ():
+            self.answered = True
+            self._add_call(call, deltas)
+        if self.ending is None and choice["finish_reason"] is not None:
+            self.ending = Ending(choice["finish_reason"])
 
+    def _add(self, delta: Delta, deltas: list[Delta]) -> None:
+        if self.ending is not None:
+            return
+        for kind, other in self._filters.items():
+            if kind is not delta.kind:
+                other.flush(deltas)  # a field that follows another ends it
+        filter_ = self._filters.get(delta.kind)
+        if filter_ is None:
+            join(delta, deltas)
+        elif (found := filter_.push(delta, deltas)) is not None:
+            self.ending = Ending("stop", found)
 
-def _append(delta: dict[str, Any], deltas: list[Delta]) -> None:
-    if reasoning := delta.get("reasoning_content"):
-        _join(Delta(Kind.REASONING, reasoning), deltas)
-    if content := delta.get("content"):
-        _join(Delta(Kind.CONTENT, content), deltas)
-    for call in delta.get("tool_calls") or ():
+    def _add_call(self, call: dict[str, Any], deltas: list[Delta]) -> None:
+        # Content ends where a call begins, and with it what a stop string might have become
+        for filter_ in self._filters.values():
+            filter_.flush(deltas)
         function = call["function"]
         if "name" in function:
             # Never joined with its arguments: clients expect id and name first, arguments only afterwards
-            deltas.append(Delta(Kind.CALL, function["name"], call["index"], call["id"]))
-        if arguments := function.get("arguments"):
-            _join(Delta(Kind.ARGUMENTS, arguments, call["index"]), deltas)
-
-
-def _join(delta: Delta, deltas: list[Delta]) -> None:
-    last = deltas[-1] if deltas else None
-    if last is not None and last.kind is delta.kind and last.index == delta.index:
-        last.text += delta.text
-    else:
-        deltas.append(delta)
+            self._tolerance.push(Delta(Kind.CALL, function["name"], call["index"], call["id"]), deltas)
+        if not self._tolerance.ended and (arguments := function.get("arguments")):
+            self._tolerance.push(Delta(Kind.ARGUMENTS, arguments, call["index"]), deltas)
+        if self._tolerance.ended:
+            self.ending = Ending("tool_calls")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -57,6 +57,14 @@ class PipelineLimits:
     expected_tokens: int = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a choice decodes, and the prompt's KV that waits for it there to be pulled."""
+
+    route: Route
+    handle: KVHandle
+
+
 class Pipeline:
     """Runs requests on a cluster. Owned by the event loop."""
 
@@ -68,10 +76,15 @@ class Pipeline:
         self._ledger = ledger
         self._limits = limits
 
-    async def generate(self, request: GenerateRequest, trail: Trail) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(
+        self, request: GenerateRequest, trail: Trail, start: Start | None = None
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Tokens of a request, in order, offsets without gaps; the last chunk has a finish reason.
 
-        Must be closed (``aclosing``). Writes what happens into ``trail``.
+        Must be closed (``aclosing``). Writes what happens into ``trail``. For several choices see ``choices.py``.
+
+        Args:
+            start: A prefill that has been done already.
 
         Raises:
             ServiceError: It ends in no other way; never with an error inside a chunk.
@@ -79,9 +92,12 @@ class Pipeline:
         emitted: list[int] = []
         lost: set[Life] = set()
         while True:
-            route = await self._place(request, emitted, lost, trail)
+            if start is None:
+                route, handle = await self._place(request, emitted, lost, trail), None
+            else:
+                route, handle, start = start.route, start.handle, None
             try:
-                async with aclosing(self._attempt(route, request, emitted, trail)) as chunks:
+                async with aclosing(self._attempt(route, handle, request, emitted, trail)) as chunks:
                     async for chunk in chunks:
                         emitted.extend(chunk.tokens)
                         yield chunk
@@ -93,6 +109,23 @@ class Pipeline:
                 # The last token came and its finish reason died with the worker
                 yield TokenChunk(request.request_id, len(emitted), (), FinishReason.LENGTH)
                 return
+
+    async def prefill_for_all(self, request: GenerateRequest, trail: Trail) -> list[Start]:
+        """One prefill for all choices of a request, with a lease each; one retry elsewhere.
+
+        Raises:
+            ServiceError: It failed twice, or nothing can take it.
+        """
+        lost: set[Life] = set()
+        while True:
+            route = await self._place(request, [], lost, trail)
+            try:
+                result = await self._prefill(route, request.tokens, request, trail)
+            except Unavailable as error:
+                _heed_cancellation()
+                self._note_loss(error, route, False, lost, trail)
+                continue
+            return [Start(route, handle) for handle in result.handles]
 
     async def _place(
         self, request: GenerateRequest, emitted: list[int], lost: set[Life], trail: Trail
@@ -140,40 +173,59 @@ class Pipeline:
                 raise error
 
     async def _attempt(
-        self, route: Route, request: GenerateRequest, emitted: list[int], trail: Trail
+        self,
+        route: Route,
+        handle: KVHandle | None,
+        request: GenerateRequest,
+        emitted: list[int],
+        trail: Trail,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """One prefill and the decode after it. Both workers count it from the start: it is coming to them."""
+        """A prefill unless there is a handle, and the decode after it.
+
+        Both workers count the request from the start: it is coming to them.
+        """
         tokens = _continued(request.tokens, emitted)
-        # Workers take every id once in their lives, and a request may come to one twice
-        attempt_id = f"{request.request_id}.{trail.retries + trail.resumes}"
         with self._ledger.hold(route.decode.worker, len(tokens) + self._expected_tokens(request)):
-            with self._ledger.hold(route.prefill.worker, max(1, len(tokens) - route.hit_tokens)):
-                result = await self._prefill(route, attempt_id, tokens, request)
-            trail.prefill = trail.prefill or result
-            trail.prefilled_at = trail.prefilled_at or asyncio.get_running_loop().time()
+            if handle is None:
+                handle = (await self._prefill(route, tokens, replace(request, n=1), trail)).handle
             job = DecodeJob(
-                attempt_id,
+                _attempt_id(request, trail),
                 request.tokens,
                 request.tenant_key,
                 request.exact,
                 request.sampling,
-                result.handle,
+                handle,
                 token_ids(emitted),
                 request.trace,
+                request.grammar,
+                _remaining_s(request.deadline_at),
             )
             async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _prefill(
-        self, route: Route, attempt_id: str, tokens: TokenIds, request: GenerateRequest
+        self, route: Route, tokens: TokenIds, request: GenerateRequest, trail: Trail
     ) -> PrefillResult:
         worker = route.prefill.worker
-        job = PrefillJob(attempt_id, tokens, request.tenant_key, request.exact, request.trace)
-        try:
-            return await self._cluster.prefill(worker, job, timeout_s=_remaining_s(request.deadline_at))
-        except ServiceError as error:
-            raise _named(error, worker) from error
+        job = PrefillJob(
+            _attempt_id(request, trail),
+            tokens,
+            request.tenant_key,
+            request.exact,
+            request.trace,
+            request.n,
+            # Told once, of the prompt: a resumed request has told them
+            request.prompt_logprobs if len(tokens) == len(request.tokens) else None,
+        )
+        with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
+            try:
+                result = await self._cluster.prefill(worker, job, timeout_s=_remaining_s(request.deadline_at))
+            except ServiceError as error:
+                raise _named(error, worker) from error
+        trail.prefill = trail.prefill or result
+        trail.prefilled_at = trail.prefilled_at or asyncio.get_running_loop().time()
+        return result
 
     async def _decode(
         self, route: Route, job: DecodeJob, deadline_at: float, trail: Trail
@@ -211,12 +263,12 @@ class Pipeline:
             raise _named(error, worker) from error
         finally:
             if not pulled:
-                await self._give_back(job.handle)
+                await self.give_back(job.handle)
 
     def _expected_tokens(self, request: GenerateRequest) -> int:
         return min(request.sampling.max_tokens, self._limits.expected_tokens)
 
-    async def _give_back(self, handle: KVHandle) -> None:
+    async def give_back(self, handle: KVHandle) -> None:
         """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""
         try:
             await self._cluster.release(handle, timeout_s=self._limits.release_timeout_s)
@@ -226,6 +278,11 @@ class Pipeline:
 
 def _continued(tokens: TokenIds, emitted: list[int]) -> TokenIds:
     return token_ids(np.concatenate([tokens, np.array(emitted, dtype="<i4")])) if emitted else tokens
+
+
+def _attempt_id(request: GenerateRequest, trail: Trail) -> str:
+    """Workers take every id once in their lives, and a request may come to one twice."""
+    return f"{request.request_id}.{trail.retries + trail.resumes}"
 
 
 def _heed_cancellation() -> None:

@@ -1,129 +1,207 @@
-"""What the recipe says about a chat it refuses, with its place, in the words of the API instead of its parser's.
+"""What the recipe gets wrong in the output of a model (spec 5.4), corrected in this one place; a test names each.
 
-The recipe names no place, or not always. Each message and each tool is therefore tried alone until one fails with the
-same words: this costs another conversion of the body, for refused bodies only.
+Before the recipe, on token ids:
+  parameter without a ``string`` attribute   the recipe breaks its name; the type is taken from the tool's schema
+After the recipe, on deltas:
+  arguments wrapped in ``arguments`` or ``input``   unwrapped if the schema has no such property
+  arguments that are no JSON object                 passed on, and counted
+  parallel calls that the request did not want      dropped, and the answer ended
+
+What it gets wrong in requests is corrected in ``rendering.py``; what it says about requests is put into words in
+``recipe_refusals.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-import deepseek_recipe as recipe
 import orjson
-from epdserve.services.errors import InvalidRequest
-from epdserve.services.router.http_errors import quoted
+from epdserve.services.router.events import Delta, Kind, join
+from epdserve.services.router.vocabulary import Vocabulary
 
-Items = Sequence[dict[str, Any]]
-Convert = Callable[[Items, Items], object]
+Schemas = Mapping[str, Mapping[str, Any]]
 
-# What the recipe raises on a chat: its own faults, serde's, and orjson's for what cannot be written (too deep).
-REFUSALS: Final = (recipe.ConversionError, ValueError, TypeError)
-
-_LONGEST_TEXT: Final = 400
-# Trying one takes some 15 us under Python's lock, which streams wait for
-_MOST_TRIED: Final = 4096
-_HELLO: Final = ({"role": "user", "content": "x"},)
-
-_NAMED_PLACE: Final = re.compile(r"Invalid '((?:messages|tools)\[\d+\])")
-_POSITION: Final = re.compile(r" at line \d+ column \d+$")
-# A good message gets these, too, if it stands alone
-_ABOUT_NEIGHBOURS: Final = ("must be followed by tool messages", "must be a response to a preceding message")
-
-_MISSING: Final = re.compile(r"missing field `(\w+)`")
-_VARIANT: Final = re.compile(r"unknown variant `(.*)`, expected (?:one of )?(`.*`)", re.DOTALL)
-_WRONG_TYPE: Final = re.compile(r"invalid type: (\w+).*, expected ([^\"`]+)", re.DOTALL)
-_FOUND: Final = {
-    "integer": "an integer",
-    "floating": "a number",
-    "boolean": "a boolean",
-    "string": "a string",
-    "map": "an object",
-    "sequence": "an array",
-    "null": "null",
-    "unit": "null",
-}
-_WANTED: Final = {
-    "a sequence": "an array",
-    "a map": "an object",
-    "variant identifier": "a string",
-    "struct": "an object",
-    "internally tagged enum": "an object",
-}
+_INVOKE: Final = re.compile(rb'\s?invoke\s+name="([^"]*)"')
+_PARAMETER: Final = re.compile(rb'\s?parameter\s+name="([^"]*)"(.*)', re.DOTALL)
+# A tag that has not ended after so many bytes is none that we know how to mend
+_LONGEST_TAG: Final = 1024
+_WRAPPERS: Final = ('{"arguments": ', '{"input": ')
+_TEXTUAL: Final = frozenset({"string"})
 
 
-def located(error: Exception, convert: Convert, messages: Items, tools: Items) -> InvalidRequest:
-    """The error of a client's request for what the recipe raised.
+class TagRepair:
+    """Gives parameter tags their ``string`` attribute if the model forgot it; everything else passes at once.
 
-    Args:
-        error: One of ``REFUSALS``, raised by ``convert(messages, tools)``.
-        convert: Tries other messages and tools with everything else of the request as it was.
-
-    Returns:
-        With ``param`` = "messages[i]" or "tools[i]"; "messages" or "tools" if it is no single one's fault, or
-        that of one beyond the first 4096; None if it is neither's.
+    Works on ids, so that whatever is typed in plain characters stays what it is. Only ids of a parameter's opening
+    tag are held back, which no field of an answer shows.
     """
-    said = _said(error)
-    place = _place(said, convert, messages, tools)
-    words = _in_plain_words(said)
-    if place is not None and not words.startswith(f"Invalid '{place}"):
-        words = f"{place}: {words}"
-    return InvalidRequest(words, param=place)
+
+    def __init__(self, vocabulary: Vocabulary, dsml_id: int, schemas: Schemas) -> None:
+        self._vocabulary = vocabulary
+        self._dsml_id = dsml_id
+        self._schemas = schemas
+        self._function = ""
+        self._tag: bytes | None = None  # since the marker; None = not in a tag
+        self._held: list[int] = []
+
+    def push(self, token: int) -> list[int]:
+        """Ids that may go on to the recipe."""
+        if token == self._dsml_id:
+            passed = [*self.flush(), token]
+            self._tag = b""
+            return passed
+        if self._tag is None:
+            return [token]
+        if self._vocabulary.is_marker(token):
+            return [*self.flush(), token]
+        before = self._tag
+        self._tag += self._vocabulary.bytes_of(token)
+        end = _tag_end(self._tag)
+        if end is not None:
+            return self._close(token, before, end)
+        if len(self._tag) > _LONGEST_TAG:
+            return [*self.flush(), token]
+        if b"parameter".startswith(self._tag.lstrip()[:9]):
+            self._held.append(token)
+            return []
+        passed, self._held = [*self._held, token], []
+        return passed
+
+    def flush(self) -> list[int]:
+        """What is held, as it came."""
+        held, self._held, self._tag = self._held, [], None
+        return held
+
+    def _close(self, token: int, before: bytes, end: int) -> list[int]:
+        """The tag is complete with this id; mend it if it needs to be."""
+        assert self._tag is not None
+        tag = self._tag
+        passed = self.flush()
+        if found := _INVOKE.match(tag[:end]):
+            self._function = found.group(1).decode("utf-8", "replace")
+        found = _PARAMETER.match(tag[:end])
+        if found is None or b"string=" in found.group(2):
+            return [*passed, token]
+        attribute = self._attribute(found.group(1).decode("utf-8", "replace"))
+        mended = tag[len(before) : end] + attribute + tag[end:]
+        byte_ids = self._vocabulary.byte_ids
+        if any(byte not in byte_ids for byte in mended):
+            return [*passed, token]
+        return [*passed, *(byte_ids[byte] for byte in mended)]
+
+    def _attribute(self, parameter: str) -> bytes:
+        schema = self._schemas.get(self._function, {}).get("properties", {}).get(parameter)
+        return b' string="true"' if _takes_text(schema) else b' string="false"'
 
 
-def _place(said: str, convert: Convert, messages: Items, tools: Items) -> str | None:
-    if named := _NAMED_PLACE.match(said):
-        return named.group(1)
-    same = _position_free(said)
+def _tag_end(tag: bytes) -> int | None:
+    """Where the ``>`` of a tag stands; one inside quotes is none."""
+    quoted = False
+    for place, byte in enumerate(tag):
+        if byte == 0x22:
+            quoted = not quoted
+        elif byte == 0x3E and not quoted:
+            return place
+    return None
 
-    def fails(tried_messages: Items, tried_tools: Items) -> bool:
-        try:
-            convert(tried_messages, tried_tools)
-        except REFUSALS as error:
-            return _position_free(_said(error)) == same
-        return False
 
-    if fails(_HELLO, ()):
+def _takes_text(schema: object) -> bool:
+    """Whether a value of this schema is a string; an unknown type is one."""
+    if not isinstance(schema, Mapping):
+        return True
+    declared = schema.get("type")
+    if declared is None:
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(branches, list) and branches:
+            return any(_takes_text(branch) for branch in branches)
+        values = schema.get("enum")
+        return not isinstance(values, list) or any(isinstance(value, str) for value in values)
+    return bool(_TEXTUAL & set(declared if isinstance(declared, list) else [declared]))
+
+
+class CallTolerance:
+    """Passes deltas of tool calls on, mended; deltas of other fields are not for it.
+
+    Attributes:
+        invalid: Calls whose arguments were no JSON object.
+        ended: The one call that was wanted is complete.
+    """
+
+    def __init__(self, schemas: Schemas, *, unwrap: bool = True, parallel: bool = True) -> None:
+        self._schemas = schemas
+        self._unwrap = unwrap
+        self._parallel = parallel
+        self._index = -1
+        self._text: list[str] = []
+        self._held = ""
+        self._may_be_wrapped = False
+        self.invalid = 0
+        self.ended = False
+
+    def push(self, delta: Delta, deltas: list[Delta]) -> None:
+        """Append to ``deltas`` what may leave."""
+        if delta.kind is Kind.CALL:
+            self.finish(deltas, complete=True)
+            if self._index >= 0 and not self._parallel:
+                self.ended = True
+                return
+            self._begin(delta)
+            deltas.append(delta)
+            return
+        self._text.append(delta.text)
+        if not self._may_be_wrapped:
+            join(delta, deltas)
+            return
+        self._held += delta.text
+        if not any(_agree(self._held, wrapper) for wrapper in self._wrappers):
+            self._may_be_wrapped = False
+            self._let_out(self._held, deltas)
+
+    def finish(self, deltas: list[Delta], *, complete: bool) -> None:
+        """The call is over; ``complete`` if the model ended it and not a limit."""
+        if self._index < 0:
+            return
+        text = "".join(self._text)
+        if self._may_be_wrapped:
+            inner = _unwrapped(text) if complete else None
+            text = text if inner is None else inner
+            self._let_out(text, deltas)
+            self._may_be_wrapped = False
+        if complete and self._text and not isinstance(_json(text), dict):
+            self.invalid += 1
+        self._text = []
+
+    def _begin(self, delta: Delta) -> None:
+        properties = self._schemas.get(delta.text, {}).get("properties", {})
+        known = properties if isinstance(properties, Mapping) else {}
+        self._wrappers = [wrapper for wrapper in _WRAPPERS if wrapper[2:-3] not in known]
+        self._may_be_wrapped = self._unwrap and bool(self._wrappers)
+        self._index, self._held, self._text = delta.index, "", []
+
+    def _let_out(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            join(Delta(Kind.ARGUMENTS, text, self._index), deltas)
+
+
+def _agree(text: str, wrapper: str) -> bool:
+    return text.startswith(wrapper) or wrapper.startswith(text)
+
+
+def _unwrapped(text: str) -> str | None:
+    """The inner object of ``{"arguments": {...}}``, also if it is a string that holds one; None if there is none."""
+    outer = _json(text)
+    if not isinstance(outer, dict) or len(outer) != 1:
         return None
-    if not any(phrase in said for phrase in _ABOUT_NEIGHBOURS):
-        for index, message in enumerate(messages[:_MOST_TRIED]):
-            if fails((message,), ()):
-                return f"messages[{index}]"
-        for index, tool in enumerate(tools[:_MOST_TRIED]):
-            if fails(_HELLO, (tool,)):
-                return f"tools[{index}]"
-    if fails(messages, ()):
-        return "messages"
-    return "tools" if fails(_HELLO, tools) else None
+    ((name, inner),) = outer.items()
+    if isinstance(inner, dict):
+        return text[len(name) + 5 : text.rindex("}")]
+    return inner if isinstance(inner, str) and isinstance(_json(inner), dict) else None
 
 
-def _position_free(said: str) -> str:
-    return _POSITION.sub("", said)
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, recipe.ConversionError):
-        try:
-            return str(orjson.loads(error.body)["error"]["message"])
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            return str(error.body)
-    return str(error).removeprefix("invalid request body: ")
-
-
-def _in_plain_words(said: str) -> str:
-    """Serde's sentences without its type names; other text as it is, cut."""
-    if found := _MISSING.fullmatch(said):
-        return f"the field {found.group(1)!r} is missing"
-    if found := _VARIANT.fullmatch(said):
-        known = found.group(2).replace("`", "")
-        return f"{quoted(found.group(1))} is not known here, expected {known}"
-    if found := _WRONG_TYPE.fullmatch(said):
-        wanted = found.group(2)
-        for name, plain in _WANTED.items():
-            if wanted.startswith(name):
-                wanted = plain
-        return f"{_FOUND.get(found.group(1), 'another type')} stands where {wanted} is expected"
-    if "recursion limit" in said.lower():
-        return "nested too deeply"
-    return said if len(said) <= _LONGEST_TEXT else said[:_LONGEST_TEXT] + "..."
+def _json(text: str) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None

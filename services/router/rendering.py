@@ -1,31 +1,34 @@
-"""A chat becomes token ids: conversion, rendering and encoding by the recipe, its faults corrected here.
+"""A conversation becomes token ids: rendering and encoding by the recipe, for every protocol it converts.
 
-Corrections (spec 5.3, 6.2), each with a test that names it:
-  developer role          the recipe refuses it; rendered as system
+Corrections of the recipe (spec 5.3, 6.2), each with a test that names it:
+  developer role            the recipe refuses it; rendered as system
   ``reasoning`` in history  the recipe reads ``reasoning_content`` only; either name is taken
-  numeric efforts         the recipe refuses them; the number is spliced into the ids of the effort line
+  numeric efforts           the recipe refuses them; the number is spliced into the ids of the effort line
+  JSON mode without "json"  the recipe refuses it; the conversation gets its format after the check
+  forced calls + thinking   the recipe refuses them; rendered as auto, the grammar forces the call after the reasoning
 
 Text of users, tools and schemas never becomes a marker: the recipe encodes it without the added vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import deepseek_recipe as recipe
 import orjson
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.router.answer_format import AnswerFormat
 from epdserve.services.router.http_errors import ContextTooLong
-from epdserve.services.router.recipe_faults import REFUSALS, Items, located
+from epdserve.services.router.recipe_refusals import REFUSALS, Items, located
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.types import Effort, TokenIds, token_ids
 
 # The recipe resolves the prompt layout from a model name of its own; ours has been checked before.
-_RECIPE_MODEL: Final = "DeepSeek-V4.1-Flash"
-_NAMES: Final = {50: "low", 75: "high", 100: "max"}
-_SPLICED: Final = 75
+RECIPE_MODEL: Final = "DeepSeek-V4.1-Flash"
+EFFORT_NAMES: Final = {50: "low", 75: "high", 100: "max"}
+SPLICED_EFFORT: Final = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +38,38 @@ class RenderedChat:
     Attributes:
         effort: None if the request does not think.
         conversion: The recipe's request; its chunk generator wants it.
+        parsing: How the recipe is to parse the answer.
+        schemas: Parameters of each declared function.
+        in_calls: The prompt has opened the block of calls.
+        prefix_tokens: Ids of an answer that is continued, at the end of the prompt.
     """
 
     tokens: TokenIds
     effort: Effort | None
     conversion: recipe.ConversationRequest
+    parsing: recipe.ParsingOptions
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    in_calls: bool = False
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The parts of a chat request that shape its prompt or the parsing of its answer."""
+    """The parts of a chat request that shape its prompt or the parsing of its answer.
+
+    Attributes:
+        tool_choice: As the recipe takes it in this mode.
+    """
 
     messages: Sequence[dict[str, Any]]
     effort: Effort | None
     tools: Sequence[dict[str, Any]] = ()
-    tool_choice: str | None = None
-    response_format: dict[str, Any] | None = None
-    stop: Sequence[str] = ()
+    tool_choice: Any = None
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
 
 
 class ChatRenderer:
-    """Renders chats for one tokenizer. Thread-safe; encoding releases Python's lock."""
+    """Renders conversations for one tokenizer. Thread-safe; encoding releases Python's lock."""
 
     def __init__(self, tokenizer: RouterTokenizer) -> None:
         """Prepare the encoder.
@@ -65,21 +79,37 @@ class ChatRenderer:
         """
         self._tokenizer = tokenizer
         self._encoding = tokenizer.encoding
-        self._options = recipe.ConversionOptions()
+        self.options = recipe.ConversionOptions()
         self._splice_at, self._spliced_ids = self._find_effort_number()
 
     def render(self, prompt: ChatPrompt, *, max_tokens: int) -> RenderedChat:
-        """Token ids of a chat, generation header included.
+        """Token ids of a chat in OpenAI's words, generation header included. Raises as ``encode``.
+
+        Raises:
+            InvalidRequest: The recipe refuses the messages, the tools or what they are combined with.
+        """
+        return self.encode(self._convert(prompt), prompt.effort, prompt.answer_format, max_tokens=max_tokens)
+
+    def encode(
+        self,
+        conversion: recipe.ConversationRequest,
+        effort: Effort | None,
+        answer_format: AnswerFormat = AnswerFormat(),  # noqa: B008 - frozen
+        *,
+        max_tokens: int,
+    ) -> RenderedChat:
+        """Token ids of a conversation that the recipe has converted.
 
         Text that cannot fit ``max_tokens`` however it is cut is refused before it is encoded: encoding takes some 250
         times its bytes in memory.
 
         Raises:
             ContextTooLong: The prompt has more than ``max_tokens`` tokens for certain.
-            InvalidRequest: The recipe refuses the messages, the tools or what they are combined with.
+            InvalidRequest: Images, or unpaired surrogates.
         """
-        conversion = self._convert(prompt)
-        conversation = conversion.conversation
+        parsing = conversion.parsing_options
+        conversation = _with_format(conversion.conversation, answer_format)
+        parsing.parse_json_output = answer_format.any_json
         if any(message.image_sources for message in conversation.messages):
             raise InvalidRequest(
                 "this deployment serves text only: image parts are refused", param="messages"
@@ -90,30 +120,40 @@ class ChatRenderer:
                 f"the context holds {max_tokens} tokens: the messages have at least {least}", param="messages"
             )
         ids = self._encoding.encode(conversation)
-        if prompt.effort is not None and prompt.effort.level not in _NAMES:
+        if effort is not None and effort.level not in EFFORT_NAMES:
             start = self._splice_at
-            ids[start : start + len(self._spliced_ids)] = self._tokenizer.number_ids(prompt.effort.level)
-        return RenderedChat(token_ids(ids), prompt.effort, conversion)
+            ids[start : start + len(self._spliced_ids)] = self._tokenizer.number_ids(effort.level)
+        tools = conversation.tools if parsing.parse_tool_calls else ()
+        return RenderedChat(
+            token_ids(ids),
+            effort,
+            conversion,
+            parsing,
+            {tool.name: tool.parameters if isinstance(tool.parameters, dict) else {} for tool in tools},
+            parsing.starts_in_tool_calls,
+            self._prefix_tokens(conversation, ids),
+        )
+
+    def _prefix_tokens(self, conversation: recipe.Conversation, ids: list[int]) -> int:
+        """Ids after the last marker, if they are an answer that is continued."""
+        messages = conversation.messages
+        if not messages or not messages[-1].prefix:
+            return 0
+        markers = self._tokenizer.vocabulary.is_marker
+        return next(count for count, token in enumerate(reversed(ids)) if markers(token))
 
     def _convert(self, prompt: ChatPrompt) -> recipe.ConversationRequest:
-        frame: dict[str, Any] = {
-            "model": _RECIPE_MODEL,
-            "thinking": {"type": "disabled" if prompt.effort is None else "enabled"},
-        }
+        frame: dict[str, Any] = {"model": RECIPE_MODEL, **thinking_fields(prompt.effort)}
         if prompt.effort is not None:
-            frame["reasoning_effort"] = _NAMES.get(prompt.effort.level, _NAMES[_SPLICED])
+            frame["reasoning_effort"] = rendered_effort(prompt.effort)
         if prompt.tool_choice is not None:
             frame["tool_choice"] = prompt.tool_choice
-        if prompt.response_format is not None:
-            frame["response_format"] = prompt.response_format
-        if prompt.stop:
-            frame["stop"] = list(prompt.stop)
 
         def convert(messages: Items, tools: Items) -> recipe.ConversationRequest:
             body = {**frame, "messages": [_corrected(message) for message in messages]}
             if tools:
                 body["tools"] = list(tools)
-            return recipe.ChatCompletionRequest(orjson.dumps(body)).convert(self._options)
+            return recipe.ChatCompletionRequest(orjson.dumps(body)).convert(self.options)
 
         try:
             return convert(prompt.messages, prompt.tools)
@@ -128,16 +168,40 @@ class ChatRenderer:
         hello = ({"role": "user", "content": "x"},)
         ids = {
             level: self._encoding.encode(self._convert(ChatPrompt(hello, Effort(level))).conversation)
-            for level in _NAMES
+            for level in EFFORT_NAMES
         }
-        numbers = {level: self._tokenizer.number_ids(level) for level in _NAMES}
+        numbers = {level: self._tokenizer.number_ids(level) for level in EFFORT_NAMES}
         start = next(i for i, column in enumerate(zip(*ids.values(), strict=False)) if len(set(column)) > 1)
         heads = {tuple(row[:start]) for row in ids.values()}
         tails = {tuple(row[start + len(numbers[level]) :]) for level, row in ids.items()}
         exact = all(row[start : start + len(numbers[level])] == numbers[level] for level, row in ids.items())
         if not exact or len(heads) != 1 or len(tails) != 1:
             raise ValueError("the effort line does not encode its number apart from its neighbours")
-        return start, numbers[_SPLICED]
+        return start, numbers[SPLICED_EFFORT]
+
+
+def thinking_fields(effort: Effort | None) -> dict[str, Any]:
+    """``thinking`` as the recipe takes it."""
+    return {"thinking": {"type": "disabled" if effort is None else "enabled"}}
+
+
+def rendered_effort(effort: Effort) -> str:
+    """The name under which the recipe renders an effort, or one whose number is replaced afterwards."""
+    return EFFORT_NAMES.get(effort.level, EFFORT_NAMES[SPLICED_EFFORT])
+
+
+def _with_format(conversation: recipe.Conversation, answer_format: AnswerFormat) -> recipe.Conversation:
+    if not answer_format.rendered:
+        return conversation
+    return recipe.Conversation(
+        conversation.messages,
+        thinking_mode=conversation.thinking_mode,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice,
+        reasoning_effort=conversation.reasoning_effort,
+        response_format="json_object" if answer_format.any_json else "text",
+        response_schema=answer_format.schema,
+    )
 
 
 def _corrected(message: dict[str, Any]) -> dict[str, Any]:

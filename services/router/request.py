@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, SamplingParams, TokenIds
+from epdserve.services.sampling import Grammar, SamplingParams
+from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,8 @@ class GenerateRequest:
         deadline_at: Event loop time at which all of it must be over.
         effort: None if the request does not think; a scheduling signal, the prompt already says it.
         trace: W3C traceparent, empty if none.
+        n: Choices that share one prefill; choice ``i`` draws as a request of its own with the seed ``seed + i``.
+        prompt_logprobs: Alternatives told with each prompt token; such a request is ``exact``.
     """
 
     request_id: str
@@ -25,11 +28,14 @@ class GenerateRequest:
     exact: bool = False
     effort: Effort | None = None
     trace: str = ""
+    n: int = 1
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(slots=True)
 class Trail:
-    """What happened to a request on its way: for usage, receipts and metrics. Written by the pipeline.
+    """What happened to one choice of a request on its way: for usage, receipts and metrics. Written by the pipeline.
 
     Times are event loop times in seconds, 0 = not reached.
 

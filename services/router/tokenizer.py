@@ -10,6 +10,7 @@ from pathlib import Path
 
 import deepseek_recipe as recipe
 import orjson
+from epdserve.services.router.vocabulary import Vocabulary
 
 # Encoding with the library's own thread pool makes a short prompt wait for the long ones that fill it (measured: 1.2 s
 # behind six prompts of 450 KB, 0.1 s without). Long ones run in threads of ours.
@@ -26,6 +27,7 @@ class RouterTokenizer:
         think_end_id: Ends the reasoning.
         dsml_id: Starts tool call markup, also inside the reasoning.
         longest_token_bytes: No token stands for more text than this.
+        vocabulary: What ids stand for.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -35,6 +37,7 @@ class RouterTokenizer:
             ValueError: It is no tokenizer, or lacks a marker of the V4.1 chat layout.
         """
         self.native = native = recipe.Tokenizer.from_str(tokenizer_json)
+        self.vocabulary = Vocabulary(tokenizer_json)
         self.longest_token_bytes = _longest_token_bytes(tokenizer_json)
         # Takes a copy of the tokenizer, 0.2 s for the real one: once a process, not once a renderer
         self.encoding = recipe.DeepseekV41Encoding().with_tokenizer(native)
@@ -62,6 +65,25 @@ class RouterTokenizer:
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {model_dir}")
         return cls(path.read_text(encoding="utf-8"))
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Ids of text in which nothing is a marker.
+
+        Only a conversation is encoded that way by the recipe: what stands between the markers of one user turn.
+        """
+        message = recipe.UserMessage(text)
+        return self.encoding.encode(recipe.Conversation([message], thinking_mode=False))[2:-2]
+
+    def marker_id(self, spelling: str) -> int:
+        """Id of an added token.
+
+        Raises:
+            ValueError: There is none of that spelling.
+        """
+        ids = self.native.encode(spelling)
+        if len(ids) != 1 or not self.vocabulary.is_marker(ids[0]):
+            raise ValueError(f"the tokenizer has no token {spelling}")
+        return ids[0]
 
     def number_ids(self, number: int) -> list[int]:
         """Ids of a decimal number that stands alone (digit groups never merge with their neighbours)."""

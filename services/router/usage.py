@@ -37,6 +37,18 @@ class Usage:
         return fields
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What an answer says about itself as a whole.
+
+    Attributes:
+        receipt: The ``epdserve`` object, None if not asked for.
+    """
+
+    usage: Usage
+    receipt: dict[str, Any] | None = None
+
+
 def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) -> dict[str, Any]:
     """The ``epdserve`` object: where tokens came from, what was recomputed, milliseconds by stage, workers.
 

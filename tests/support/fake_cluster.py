@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from epdserve.services.errors import ServiceError, WorkerLost
+from epdserve.services.sampling import PromptLogprobs, TokenLogprob
 from epdserve.services.types import (
     DecodeJob,
     DecodeReceipt,
@@ -18,6 +21,7 @@ from epdserve.services.types import (
     PrefillResult,
     TailRef,
     TokenChunk,
+    TokenIds,
     WorkerInfo,
     WorkerRole,
     WorkerState,
@@ -56,6 +60,7 @@ class Script:
     Attributes:
         die_after: Number of outputs after which the decode worker is lost, on its first run only.
         stop_id: Appended to the ids when the request ends by itself.
+        choices: What other choices say, by their number: ``ids`` is the first one's.
     """
 
     ids: Sequence[int] = ()
@@ -68,6 +73,12 @@ class Script:
     die_after: int | None = None
     prefill_errors: list[ServiceError] = field(default_factory=list)
     decode_errors: list[ServiceError] = field(default_factory=list)
+    choices: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def said(self, job: DecodeJob) -> Sequence[int]:
+        """Ids of the choice that a job is for; choices have their number in the id of the job."""
+        match = re.search(r"-c(\d+)\.", job.request_id)
+        return self.ids if match is None else self.choices.get(int(match[1]), self.ids)
 
 
 class FakeCluster:
@@ -123,11 +134,14 @@ class FakeCluster:
             self.running_prefills -= 1
         if self.script.prefill_errors:
             raise self.script.prefill_errors.pop(0)
-        lease = f"lease{next(self._lease_numbers)}"
-        self.open_leases.add(lease)
+        lease, *more = (f"lease{next(self._lease_numbers)}" for _ in range(job.readers))
+        self.open_leases.update((lease, *more))
         handle = KVHandle(worker, "1", lease, (), TailRef(0, 1, 4096, 0, True), len(job.tokens))
         cached = self.script.cached_tokens
-        return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5)
+        told = None
+        if job.prompt_logprobs is not None:
+            told = _prompt_logprobs(job.tokens, job.prompt_logprobs)
+        return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5, tuple(more), told)
 
     async def decode(
         self, worker: str, job: DecodeJob, *, timeout_s: float
@@ -162,12 +176,9 @@ class FakeCluster:
     def _chunks(self, worker: str, job: DecodeJob) -> list[TokenChunk]:
         """All chunks from the job's offset on; raises through a poisoned last chunk if the worker dies."""
         stop = [] if self.script.stop_id is None or job.sampling.ignore_eos else [self.script.stop_id]
-        ids = [*self.script.ids, *stop][: job.sampling.max_tokens]
-        reason = (
-            FinishReason.STOP
-            if len(ids) == len(self.script.ids) + len(stop) and stop
-            else FinishReason.LENGTH
-        )
+        said = self.script.said(job)
+        ids = [*said, *stop][: job.sampling.max_tokens]
+        reason = FinishReason.STOP if len(ids) == len(said) + len(stop) and stop else FinishReason.LENGTH
         chunks = []
         for start in range(len(job.emitted), len(ids), self.script.batch):
             end = min(start + self.script.batch, len(ids))
@@ -179,9 +190,23 @@ class FakeCluster:
                 return chunks
             last = end == len(ids)
             receipt = DecodeReceipt(worker, pulled_tokens=len(job.tokens), steps=len(ids)) if last else None
+            tokens = tuple(ids[start:end])
+            told = () if job.sampling.logprobs is None else _logprobs(tokens, job.sampling.logprobs)
             chunks.append(
-                TokenChunk(
-                    job.request_id, start, tuple(ids[start:end]), reason if last else None, None, receipt
-                )
+                TokenChunk(job.request_id, start, tokens, reason if last else None, None, receipt, told)
             )
         return chunks
+
+
+def _logprobs(tokens: Sequence[int], top: int) -> tuple[TokenLogprob, ...]:
+    """-0.5 for every token, and as alternatives the token itself and its neighbours."""
+    return tuple(TokenLogprob(-0.5, tuple((token + i, -0.5 - i) for i in range(top))) for token in tokens)
+
+
+def _prompt_logprobs(tokens: TokenIds, top: int) -> PromptLogprobs:
+    rows = len(tokens) - 1
+    return PromptLogprobs(
+        np.full(rows, -0.25, np.float32),
+        np.tile(np.arange(top, dtype=np.int32), (rows, 1)),
+        np.full((rows, top), -1.0, np.float32),
+    )

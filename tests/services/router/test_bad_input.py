@@ -95,24 +95,47 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ("thinking", {"type": "sometimes"}),
         ("thinking", "enabled"),
         ("tools", "none"),
-        ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", {"type": "function"}),
         ("tool_choice", "maybe"),
+        ("tool_choice", 5),
         ("user_id", "u" * 513),
-        ("n", 2),
-        ("logprobs", True),
+        ("stop", ["a"] * 10_000),
+        ("stop", "a" * 1025),
+        ("n", 0),
+        ("n", 129),
+        ("logprobs", 1),
         ("top_logprobs", 3),
-        ("logit_bias", {"1": 5}),
-        ("response_format", {"type": "json_object"}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("parallel_tool_calls", False),
+        ("top_logprobs", 21),
+        ("prompt_logprobs", 21),
+        ("logit_bias", {"x": 5}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"-1": 5}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("response_format", "json"),
+        ("response_format", {"type": "xml"}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+        ("structured_outputs", {"regex": "(("}),
+        ("guided_choice", []),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -3),
+        ("repetition_penalty", 0),
+        ("parallel_tool_calls", "no"),
+        ("continue_final_message", True),
+        ("add_generation_prompt", False),
+        ("effort_floor", 0),
+        ("ebnf", "root ::= x"),
         ("deadline_s", 0),
         ("exact", "yes"),
     ],
 )
 async def test_a_bad_field_is_named(client: httpx.AsyncClient, field: str, value: Any) -> None:
-    error = check_error(await client.post(PATH, json=body(**{field: value})), 400, field)
+    named = "messages" if field == "continue_final_message" else field
+    if (field, value) == ("structured_outputs", {"regex": "(("}):
+        named = "response_format"  # whatever its name in the request, it is the content's format
+    error = check_error(await client.post(PATH, json=body(**{field: value})), 400, named)
     assert error["type"] == error["code"] == "invalid_request_error"
 
 

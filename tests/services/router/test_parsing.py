@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from epdserve.services.router.effort import DEFAULT_EFFORT
-from epdserve.services.router.parsing import Delta, Kind, OutputParser
+from epdserve.services.router.events import Delta, Kind
+from epdserve.services.router.parsing import OutputParser, ParserOptions
 from epdserve.services.router.rendering import ChatPrompt, ChatRenderer
 from epdserve.services.types import Effort, FinishReason
 from support.real_tokenizer import real_tokenizer
@@ -83,15 +84,17 @@ def parse(
     stop: Sequence[str] = (),
 ) -> Parsed:
     """What the output means; whole and id by id must agree."""
-    prompt = ChatPrompt([{"role": "user", "content": "x"}], effort, [TOOL] if tools else (), None, None, stop)
+    prompt = ChatPrompt([{"role": "user", "content": "x"}], effort, [TOOL] if tools else ())
     results = []
     for batches in ([output], [[token] for token in output]):
-        parser = OutputParser(renderer.render(prompt, max_tokens=2**20), real_tokenizer())
+        options = ParserOptions(stops=stop)
+        parser = OutputParser(renderer.render(prompt, max_tokens=2**20), real_tokenizer(), options)
         parsed = Parsed()
         for batch in batches:
             parsed.take(parser.push(batch))
         parsed.take(parser.finish(reason))
-        parsed.finish = parser.finish_reason
+        assert parser.ending is not None
+        parsed.finish = parser.ending.reason
         parsed.completion_tokens, parsed.reasoning_tokens = parser.completion_tokens, parser.reasoning_tokens
         results.append(parsed)
     for call in (call for parsed in results for call in parsed.calls):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.router.answer_format import AnswerFormat
 from epdserve.services.router.http_errors import ContextTooLong
 from epdserve.services.router.rendering import ChatPrompt, ChatRenderer
 from epdserve.services.types import Effort
@@ -121,8 +122,8 @@ def test_example_h_json_object(renderer: ChatRenderer) -> None:
     expected = [BOS, SYSTEM, 271, 372, 17038, 29478, 979, 3476, 74366, 29851, 42917, 304, 270, 2502, 37913, 304,
                 20430, 1137, 24313, 4611, 3362, 582, 14479, 55774, 62773, USER, 63902, 18786, ASSISTANT, END_THINK]
     # fmt: on
-    form = {"type": "json_object"}
-    assert ids(renderer, user("give json"), effort=None, response_format=form) == expected
+    form = AnswerFormat(any_json=True)
+    assert ids(renderer, user("give json"), effort=None, answer_format=form) == expected
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -272,8 +273,8 @@ def test_the_search_for_the_place_is_bounded(renderer: ChatRenderer) -> None:
 
 
 def test_what_no_message_and_no_tool_is_to_blame_for_names_neither(renderer: ChatRenderer) -> None:
-    with pytest.raises(InvalidRequest, match="Stop string") as refused:
-        ids(renderer, user("x"), stop=["a"] * 17)
+    with pytest.raises(InvalidRequest, match="expected one of") as refused:
+        ids(renderer, user("x"), tool_choice="maybe")
     assert refused.value.param is None
 
 

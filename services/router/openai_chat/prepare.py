@@ -1,0 +1,40 @@
+"""From a checked chat body to something that may run: effort, tools, prompt, grammar. Runs in any thread."""
+
+from __future__ import annotations
+
+from epdserve.services.router.conversation import Prepared, expected_grammar
+from epdserve.services.router.effort import resolve_effort
+from epdserve.services.router.http_errors import unknown_model
+from epdserve.services.router.openai_chat.body import ChatBody
+from epdserve.services.router.options import check_choices, context_tokens
+from epdserve.services.router.parts import RouterParts
+from epdserve.services.router.rendering import ChatPrompt
+from epdserve.services.router.tools import plan_tools
+
+
+def prepare(body: ChatBody, parts: RouterParts) -> Prepared:
+    """A checked and rendered chat.
+
+    Raises:
+        InvalidRequest, ModelNotFound: As the message says; ``param`` names the field.
+    """
+    if body.model not in parts.model_names:
+        raise unknown_model(body.model, parts.model_names)
+    config = parts.config
+    options = body.options()
+    check_choices(options.n, strict=config.strict_official)
+    effort = resolve_effort(
+        thinking=body.thinking_switch, effort=body.asked_effort, default_thinking=config.default_thinking
+    )
+    plan = plan_tools(
+        body.declared(),
+        body.wish(),
+        thinking=effort is not None,
+        strict_official=config.strict_official,
+    )
+    answer_format = body.answer_format()
+    prompt = ChatPrompt(
+        body.conversation(), effort, [dict(tool) for tool in plan.tools], plan.mode, answer_format
+    )
+    chat = parts.renderer.render(prompt, max_tokens=context_tokens(parts))
+    return Prepared(options, chat, expected_grammar(chat, plan, answer_format, parts.tokenizer))
