@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes
+from epdserve.kvstore.types import BlockHash, BlockOwner
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +20,8 @@ class Entry:
     header: BlockHeader
     slot: Slot
     pins: int = 0
+    parent: BlockHash | None = None
+    owner: BlockOwner | None = None
 
 
 class _Cache(Protocol):
@@ -48,6 +51,16 @@ class PinnedBlock:
     def slot(self) -> Slot:
         """Where it lies."""
         return self._held().slot
+
+    @property
+    def parent(self) -> BlockHash | None:
+        """The block before it, if somebody said so."""
+        return self._held().parent
+
+    @property
+    def owner(self) -> BlockOwner | None:
+        """Whose it is, if somebody said so."""
+        return self._held().owner
 
     def release(self) -> None:
         """Let go.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from epdserve.kvstore.block_events import EventBuffer
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.clock import Clock
@@ -10,7 +12,7 @@ from epdserve.kvstore.host_pins import Entry
 from epdserve.kvstore.prefix_index import PrefixIndex
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import StagingPool
-from epdserve.kvstore.types import BlockHash, PageId
+from epdserve.kvstore.types import BlockHash, BlockOwner, PageId
 
 
 class Shelf:
@@ -41,6 +43,10 @@ class Shelf:
         """Every block held."""
         return tuple(self._index.hashes())
 
+    def owned(self, condemned: Callable[[BlockOwner], bool]) -> list[Entry]:
+        """Blocks whose owner is condemned."""
+        return [e for e in self._entries.values() if e.owner is not None and condemned(e.owner)]
+
     def pinned(self) -> int:
         """Blocks that are being read, those that are out of the index already among them."""
         return sum(entry.pins > 0 for entry in self._entries.values()) + len(self._leaving)
@@ -67,7 +73,14 @@ class Shelf:
             self._index.touch(header.block_hash, now)
         return True
 
-    def insert(self, slot: Slot, header: BlockHeader, parent: BlockHash | None, now: float) -> bool:
+    def insert(
+        self,
+        slot: Slot,
+        header: BlockHeader,
+        parent: BlockHash | None,
+        now: float,
+        owner: BlockOwner | None = None,
+    ) -> bool:
         """Whether a filled and verified slot was kept; it is freed if the block is held already."""
         held = self.find(header.block_hash)
         if held is not None:
@@ -79,7 +92,7 @@ class Shelf:
         self._filling.remove(slot.index)
         page = PageId(slot.index)
         self._index.insert_idle(header.block_hash, page, parent, now)
-        self._entries[page] = Entry(header, slot)
+        self._entries[page] = Entry(header, slot, parent=parent, owner=owner)
         self.events.note(header.block_hash, held=True)
         return True
 

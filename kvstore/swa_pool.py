@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 from epdserve.kvstore.block_header import Checksum
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, CorruptBlock
@@ -21,8 +22,9 @@ from epdserve.kvstore.host_metrics import SwaPoolMetrics
 from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes, StagingPool
+from epdserve.kvstore.tail_index import TailIndex
 from epdserve.kvstore.tails import Tail, TailId, TailInfo
-from epdserve.kvstore.types import LeaseId
+from epdserve.kvstore.types import BlockOwner, LeaseId
 
 
 class SwaPool:
@@ -58,6 +60,7 @@ class SwaPool:
         self._metrics = metrics or SwaPoolMetrics.unregistered()
         self._lock = threading.Lock()
         self._tails: OrderedDict[TailId, Tail] = OrderedDict()  # oldest first
+        self._places = TailIndex()
         self._leaving: set[int] = set()  # slots out of ``_tails`` that readers still look at
         self._filling: set[Slot] = set()
         self._quarantined: set[Slot] = set()
@@ -134,6 +137,8 @@ class SwaPool:
             if held is not None:
                 self._forget(held, "replaced_by_exact")
             self._tails[info.identity] = Tail(info, slot, now)
+            if info.place is not None:
+                self._places.add(info.identity, info.place)
         self._metrics.put_new.inc()
 
     def abort(self, slot: Slot) -> None:
@@ -171,6 +176,21 @@ class SwaPool:
         self._metrics.hit.inc()
         return PinnedTail(self, tail, self._slots.readable(tail.slot))
 
+    def longest(
+        self, parent: bytes, after: npt.NDArray[np.integer], *, exact: bool = False
+    ) -> TailInfo | None:
+        """The longest tail that continues a prompt with the tokens ``after`` behind ``parent``.
+
+        Pins nothing and counts nothing. With ``exact`` only exact ones are looked at.
+        """
+        with self._lock:
+            now = self._clock.monotonic()
+            for identity, _ in self._places.fitting(parent, after):
+                tail = self._tails[identity]
+                if not self._expired(tail, now) and (tail.info.exact or not exact):
+                    return tail.info
+        return None
+
     def lend(self, identity: TailId, lease_s: float, *, exact: bool = False) -> TailLoan | None:
         """Promise a peer that a tail stays where it is for ``lease_s`` seconds; None is a miss."""
         tail = self.get(identity, exact=exact)
@@ -196,6 +216,18 @@ class SwaPool:
         """Free the slots of expired tails; returns how many. For gauges and directories: nothing depends on it."""
         with self._lock:
             return self._collect(self._clock.monotonic())
+
+    def delete_owned(self, condemned: Callable[[BlockOwner], bool]) -> list[TailInfo]:
+        """``delete`` for all tails whose owner is condemned; returns what was held."""
+        with self._lock:
+            held = [
+                tail
+                for tail in self._tails.values()
+                if tail.info.owner is not None and condemned(tail.info.owner)
+            ]
+            for tail in held:
+                self._forget(tail, "deleted")
+        return [tail.info for tail in held]
 
     def delete(self, identities: Iterable[TailId]) -> int:
         """Forget tails at once, pinned ones too (their readers keep the bytes); returns how many were held."""
@@ -245,6 +277,8 @@ class SwaPool:
                     f"{counts} of slots, {known} held and {len(self._quarantined)} quarantined here"
                 )
             times = [tail.stored_at for tail in self._tails.values()]
+            if len(self._places) != sum(tail.info.place is not None for tail in self._tails.values()):
+                problems.append("tails and their places differ")
             if times != sorted(times) or any(tail.pins < 0 for tail in self._tails.values()):
                 problems.append("tails are out of order, or released more often than pinned")
         if problems:
@@ -269,6 +303,8 @@ class SwaPool:
 
     def _forget(self, tail: Tail, reason: str) -> None:
         del self._tails[tail.info.identity]
+        if tail.info.place is not None:
+            self._places.discard(tail.info.identity, tail.info.place)
         self._metrics.evicted[reason].inc()
         if tail.pins:
             self._leaving.add(tail.slot.index)

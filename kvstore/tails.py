@@ -9,6 +9,7 @@ from typing import Final, NewType
 import numpy as np
 import numpy.typing as npt
 from epdserve.kvstore.slots import Slot
+from epdserve.kvstore.types import BlockOwner
 
 TailId = NewType("TailId", bytes)  # 16 bytes: hash of the prefix's last full block and of the tokens after it
 TAIL_ID_BYTES: Final = 16
@@ -22,16 +23,35 @@ def rest_digest(after: npt.NDArray[np.integer]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class TailPlace:
+    """Where a tail continues: so many tokens after a full block. What somebody with a longer prompt can look up.
+
+    ``parent`` is the hash of that block, or ``hashing.chain_start`` before the first one; ``rest`` is
+    ``rest_digest`` of the tokens after it.
+    """
+
+    parent: bytes
+    after_tokens: int
+    rest: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.parent) != TAIL_ID_BYTES or len(self.rest) != TAIL_ID_BYTES or self.after_tokens < 0:
+            raise ValueError(f"impossible place of a tail: {self!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class TailInfo:
     """What a store says of a tail it holds.
 
     ``checksum`` covers the record's payload, seeded with length and identity, as a block's does. ``exact``: no encoder
-    replay upstream.
+    replay upstream. Without a ``place`` a tail is found by its identity only.
     """
 
     identity: TailId
     checksum: int
     exact: bool
+    place: TailPlace | None = None
+    owner: BlockOwner | None = None
 
     def __post_init__(self) -> None:
         if len(self.identity) != TAIL_ID_BYTES or not 0 <= self.checksum < 2**64:
@@ -56,3 +76,12 @@ class TailLocation:
     incarnation: str
     nbytes: int
     exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TailEntry:
+    """What a directory knows of a tail."""
+
+    identity: TailId
+    place: TailPlace
+    location: TailLocation

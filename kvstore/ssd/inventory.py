@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from epdserve.kvstore.block_events import EventBuffer
 from epdserve.kvstore.ssd.directory import UNKNOWN_USE, Directory, SlotState, preferred
 from epdserve.kvstore.ssd.record import EXACT, RESERVE, Name
 from epdserve.kvstore.ssd.retention import HeldBlocks, Ints, RetentionPolicy, Space
@@ -42,8 +43,9 @@ class Snapshot:
 class Inventory:
     """Blocks of all directories that serve. A block costs 128 bytes for its name and some 150 to be found."""
 
-    def __init__(self, directories: Sequence[Directory]) -> None:
+    def __init__(self, directories: Sequence[Directory], event_capacity: int = 65536) -> None:
         self.directories = list(directories)
+        self.events = EventBuffer(event_capacity)
         self.tenant_slots: Counter[bytes] = Counter()  # stored and on their way
         self.reserve_used = 0
         self.sequence = 0
@@ -80,6 +82,7 @@ class Inventory:
                 self.tenant_slots[tenants[span]] += 1
             kept = directory.table.rows["flags"][directory.live()]
             self.reserve_used += int(np.count_nonzero(kept & RESERVE))
+        self.events.drain()  # readers begin with a snapshot
 
     def find(self, block_hash: BlockHash) -> Place | None:
         """Where a block lies."""
@@ -99,6 +102,10 @@ class Inventory:
             return code is not None
         rows = self.directories[code >> _SLOT_BITS].table.rows
         return bool(rows["flags"][code & ((1 << _SLOT_BITS) - 1)] & EXACT)
+
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """Every block stored."""
+        return tuple(self._where)
 
     def still_there(self, place: Place) -> bool:
         """Whether the slot still has the name it had: nobody wrote it since, except its last use."""
@@ -125,12 +132,14 @@ class Inventory:
         directory.move(slot, SlotState.LIVE)
         directory.last_use[slot] = name.last_use
         self._where[name.block_hash] = self._code(directory, slot)
+        self.events.note(name.block_hash, held=True)
         return rival
 
     def remove(self, place: Place, state: SlotState) -> None:
         """A block is gone from memory; its slot waits in ``state`` until the disk knows."""
         place.directory.forget(place.slot, state)
         del self._where[place.name.block_hash]
+        self.events.note(place.name.block_hash, held=False)
         self.uncount(place.name.tenant, place.name.reserve)
 
     def count(self, tenant: bytes, reserve: bool) -> None:
@@ -159,6 +168,7 @@ class Inventory:
             name = directory.table.name(int(slot))
             if name is not None and self._where.get(name.block_hash) == self._code(directory, int(slot)):
                 del self._where[name.block_hash]
+                self.events.note(name.block_hash, held=False)
                 self.uncount(name.tenant, name.reserve)
                 lost += 1
         return lost

@@ -32,7 +32,7 @@ from epdserve.kvstore.ssd.record import RecordLayout
 from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy
 from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
 from epdserve.kvstore.ssd.writer import Writer
-from epdserve.kvstore.types import BlockHash
+from epdserve.kvstore.types import BlockEvents, BlockHash
 
 _IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
 _SAVE_USE_S: Final = 60.0
@@ -215,6 +215,11 @@ class SsdTier:
         with self._core.lock:
             return self._core.inventory.holds(block_hash)
 
+    def stored(self, hashes: Sequence[BlockHash], *, exact: bool = False) -> list[bool]:
+        """Whether each block is stored, as an exact one if asked so."""
+        with self._core.lock:
+            return [self._core.inventory.holds(block_hash, exact=exact) for block_hash in hashes]
+
     def longest_prefix(self, hashes: Sequence[BlockHash], *, exact: bool = False) -> int:
         """How many blocks of a chain are stored from its beginning on; ``exact`` stops at the first tainted one."""
         with self._core.lock:
@@ -238,6 +243,16 @@ class SsdTier:
         for start in range(0, len(hashes), PORTION):
             found += self._reader.get(hashes[start : start + PORTION], pages[start : start + PORTION])
         return found
+
+    def drain_events(self) -> BlockEvents:
+        """Blocks stored and gone since the last call; one reader."""
+        with self._core.lock:
+            return self._core.inventory.events.drain()
+
+    def snapshot(self) -> tuple[int, tuple[BlockHash, ...]]:
+        """Number of the next event, and every block stored before it."""
+        with self._core.lock:
+            return self._core.inventory.events.next_seq, self._core.inventory.hashes()
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         """These blocks were used, wherever they were found: they stay for another ``floor_s``."""

@@ -7,12 +7,23 @@ instead of a growing queue.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Protocol
 
-from epdserve.kvstore.blocks import BlockManager
+from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.types import BlockUpdate
 
 INTERVAL_S = 0.05
 MAX_PENDING_UPDATES = 64
+
+
+class EventSource(Protocol):
+    """Numbered changes of a set of blocks, for one reader: a ``BlockManager``, a cache."""
+
+    def drain_events(self) -> BlockEvents:
+        """What changed since the last call."""
+
+    def snapshot(self) -> tuple[int, tuple[BlockHash, ...]]:
+        """Number of the next event, and everything held."""
 
 
 class BlockFeed:
@@ -24,7 +35,7 @@ class BlockFeed:
 
     def __init__(
         self,
-        blocks: BlockManager,
+        blocks: EventSource,
         incarnation: str,
         *,
         interval_s: float = INTERVAL_S,

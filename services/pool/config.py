@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ class PoolConfig(BaseModel):
         drain_timeout_s: For what runs when a worker is told to stop.
         restart_backoff_s: Pause before a dead worker is started again; doubles with each death in a row.
         restart_backoff_max_s: Longest such pause.
+        machine: Workers of one machine share its store; empty is the host's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +40,12 @@ class PoolConfig(BaseModel):
     drain_timeout_s: float = Field(30.0, ge=0)
     restart_backoff_s: float = Field(0.5, ge=0)
     restart_backoff_max_s: float = Field(30.0, ge=0)
+    machine: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,253}$")
+
+    @property
+    def machine_name(self) -> str:
+        """``machine``, or the host's name."""
+        return self.machine or socket.gethostname()
 
     @model_validator(mode="after")
     def _several_heartbeats_a_lease(self) -> Self:

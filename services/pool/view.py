@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from epdserve.services.errors import Unavailable
 from epdserve.services.pool.registry import Listing, Registry
-from epdserve.services.types import WorkerInfo, WorkerRole
+from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,20 @@ class ClusterView:
     def get(self, worker: str) -> WorkerInfo | None:
         """One worker, None if it is not alive."""
         return self._workers.get(worker)
+
+    def store_of(self, machine: str) -> WorkerInfo | None:
+        """The store of a machine that takes work, None without one; of two lives in one view the later one."""
+        found = [
+            info
+            for info in self.workers(WorkerRole.STORE)
+            if info.machine == machine and info.state is WorkerState.READY
+        ]
+        return max(found, key=lambda info: info.incarnation, default=None)
+
+    @property
+    def epoch(self) -> str:
+        """Name of the present filling of the registry; another one means that its data was lost in between."""
+        return self._epoch
 
     async def start(self, *, wait_s: float = 0.0) -> bool:
         """Begin reading; wait up to ``wait_s`` for the first answer.

@@ -65,7 +65,7 @@ class WorkerRunner:
     def info(self) -> WorkerInfo:
         """The facts of this moment."""
         assert self._service is not None, "info before start"
-        info = self._service.info()
+        info = replace(self._service.info(), machine=self._pool.machine_name)
         return replace(info, state=WorkerState.DRAINING) if self._draining else info
 
     async def start(self) -> WorkerInfo:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -10,7 +11,8 @@ from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes, StagingPool
 from epdserve.kvstore.swa_pool import PinnedTail, SwaPool
-from epdserve.kvstore.tails import TailId, TailInfo
+from epdserve.kvstore.tails import TailId, TailInfo, TailPlace, rest_digest
+from epdserve.kvstore.types import BlockOwner
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -344,3 +346,36 @@ TestSwaPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, 
 def _held(value: T | None) -> T:
     assert value is not None
     return value
+
+
+def test_the_longest_tail_that_fits_a_prompt_is_found_by_its_parent() -> None:
+    pool, parent = Stage().pool, b"p" * 16
+    owner = BlockOwner(b"t" * 16, b"r" * 16)
+    for number, after in enumerate(([1], [1, 2], [1, 3])):
+        info, record = tail(number, exact=number != 1)
+        place = TailPlace(parent, len(after), rest_digest(np.array(after)))
+        assert pool.put(record, replace(info, place=place, owner=owner), checksum=toy_checksum)
+    prompt = np.array([1, 2, 9])
+    longest, exact = pool.longest(parent, prompt), pool.longest(parent, prompt, exact=True)
+    assert longest is not None
+    assert longest.identity == tail(1)[0].identity
+    assert exact is not None
+    assert exact.identity == tail(0)[0].identity
+    assert pool.longest(b"q" * 16, prompt) is None
+    assert pool.longest(parent, np.array([7])) is None
+    pool.check()
+    deleted = pool.delete_owned(lambda one: one == owner)
+    assert {info.identity for info in deleted} == {tail(number)[0].identity for number in range(3)}
+    assert pool.longest(parent, prompt) is None
+    pool.check()
+
+
+def test_an_expired_tail_fits_no_prompt() -> None:
+    stage = Stage()
+    info, record = tail(1)
+    place = TailPlace(b"p" * 16, 0, rest_digest(np.array([], np.int64)))
+    stage.pool.put(record, replace(info, place=place))
+    stage.clock.advance(TTL_S)
+    assert stage.pool.longest(b"p" * 16, np.array([1])) is None
+    stage.pool.expire()
+    stage.pool.check()

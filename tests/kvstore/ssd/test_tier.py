@@ -218,3 +218,24 @@ def test_best_effort_makes_room_and_counts_what_was_too_young(tmp_path: Path) ->
     tier.check(deep=True)
     assert TENANT in tier._core.inventory.tenant_slots
     tier.close()
+
+
+def test_events_tell_what_is_stored_and_what_has_gone(tmp_path: Path) -> None:
+    tier = make_tier([tmp_path / "a", tmp_path / "b"])
+    tier.open()
+    tier.put_batch([put_of(block, exact=False) for block in BLOCKS])
+    first = tier.drain_events()
+    assert (first.first_seq, set(first.added), first.removed) == (0, set(BLOCKS), ())
+    tier.put_batch([put_of(BLOCKS[0], exact=True)])  # replaces: it is stored all the same
+    tier.delete_tenant(OTHER)
+    assert tier.drain_events().removed == ()
+    tier.delete_tenant(TENANT)
+    events = tier.drain_events()
+    assert (events.added, set(events.removed)) == ((), set(BLOCKS))
+    tier.put_batch([put_of(BLOCKS[0])])
+    tier.close()
+    tier = make_tier([tmp_path / "a", tmp_path / "b"])
+    tier.open()  # what recovery finds is told by a snapshot alone
+    assert tier.snapshot() == (tier.drain_events().first_seq, (BLOCKS[0],))
+    assert tier.stored(BLOCKS[:2]) == [True, False]
+    tier.close()
