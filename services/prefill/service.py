@@ -17,7 +17,8 @@ from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import DeadlineExceeded, Draining, Internal, Unavailable
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.prefill.config import PrefillSettings
-from epdserve.services.prefill.worker import PrefillTask, PrefillWorker
+from epdserve.services.prefill.task import PrefillTask
+from epdserve.services.prefill.worker import PrefillWorker
 from epdserve.services.rpc.server import RpcServer, serve_prefill
 from epdserve.services.types import (
     BlockUpdate,
@@ -179,8 +180,9 @@ class PrefillService:
         """Undo a job whose caller has given up, even if its answer has left and was never taken."""
         if (task := self._tasks.get(request_id)) is not None:
             self._undo(task)
-        elif (lease := self._worker.lease_of(request_id)) is not None:
-            self._leases.end(lease)
+        elif leases := self._worker.leases_of(request_id):
+            for lease in leases:
+                self._leases.end(lease)
             self._loop.wake()
 
     def _undo(self, task: PrefillTask) -> None:
@@ -190,7 +192,8 @@ class PrefillService:
     def _take_back(self, done: Future[PrefillResult]) -> None:
         """The caller went away while its answer was made: nobody will pull, so nothing needs to be held."""
         if not done.cancelled() and done.exception() is None:
-            self._leases.end(LeaseId(done.result().handle.lease))
+            for handle in done.result().handles:
+                self._leases.end(LeaseId(handle.lease))
 
     def _on_crash(self, error: BaseException) -> None:
         self._crashed = True

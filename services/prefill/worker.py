@@ -5,44 +5,32 @@ each other. Then its rows run in chunks beside those of other prompts; blocks ar
 fill. At the end pages and tail are put under a lease, and the state slot is free.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import LeaseId, PageId
-from epdserve.model.batch import Outputs
 from epdserve.model.replay import PrefillSpan
 from epdserve.services.engine.chunks import share_budget
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.offload import Offloader
 from epdserve.services.engine.onboard import onboard
+from epdserve.services.engine.preparing import Prepared, sources_of
 from epdserve.services.engine.requests import RunningRequest
-from epdserve.services.engine.runner import Part, Runner
+from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.speeds import SpeedMeter
 from epdserve.services.engine.validation import RequestLimits
+from epdserve.services.engine.waiting import WaitingQueue
 from epdserve.services.errors import Cancelled, Overloaded, ServiceError
 from epdserve.services.prefill.promise import Promise
 from epdserve.services.prefill.scoring import PromptScorer
+from epdserve.services.prefill.task import PrefillTask, outputs_of
 from epdserve.services.types import BlockRef, KVHandle, PrefillJob, PrefillResult, TailRef
 
 _NOT_STARTED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)
-
-
-@dataclass(slots=True, eq=False)
-class PrefillTask:
-    """One prompt on its way through the worker."""
-
-    request: RunningRequest
-    queued_at: float
-    readers: int = 1
-    scorer: PromptScorer | None = None
-    done: Future[PrefillResult] = field(default_factory=Future)
-    started_at: float = 0.0
-    staging: Slot | None = None
 
 
 class PrefillWorker:
@@ -52,6 +40,9 @@ class PrefillWorker:
         worker: Name in handles.
         incarnation: This life of the worker.
         lease_ttl_s: How long a handle is good for.
+        offloader: Takes tails, and word of blocks that were hit here; None without a store.
+        prepare: Begins to bring up what the store has of a prompt; ``prepared`` has to follow. None without a store.
+        speeds: Told how fast prompts are computed.
     """
 
     def __init__(
@@ -63,13 +54,18 @@ class PrefillWorker:
         worker: str,
         incarnation: str,
         lease_ttl_s: float,
+        offloader: Offloader | None = None,
+        prepare: Callable[[PrefillTask], None] | None = None,
+        speeds: SpeedMeter | None = None,
         metrics: EngineMetrics | None = None,
     ) -> None:
         self._runner, self._settings, self._leases = runner, settings, leases
         self._worker, self._incarnation, self._lease_ttl_s = worker, incarnation, lease_ttl_s
         self._metrics = metrics or EngineMetrics.unregistered()
+        self._offloader, self._prepare = offloader, prepare
+        self._speeds = speeds or SpeedMeter(runner.clock)
         self._limits = RequestLimits.of(runner, settings)
-        self._waiting: deque[PrefillTask] = deque()
+        self._waiting = WaitingQueue[PrefillTask](max_overtakes=settings.max_overtakes)
         self._active: list[PrefillTask] = []
         self._granted: dict[str, tuple[LeaseId, ...]] = {}  # by request, while one of them holds
         self.queued_tokens = 0  # read by heartbeats from another thread
@@ -96,10 +92,8 @@ class PrefillWorker:
 
     def oldest_waiting_s(self) -> float:
         """How long the first prompt in the queue has waited."""
-        try:
-            return self._runner.clock.monotonic() - self._waiting[0].queued_at
-        except IndexError:  # a metrics scrape may look while the loop takes the last one
-            return 0.0
+        oldest = self._waiting.oldest()
+        return 0.0 if oldest is None else self._runner.clock.monotonic() - oldest.queued_at
 
     def leases_of(self, request_id: str) -> tuple[LeaseId, ...]:
         """The leases that a request's answer carries, while one of them holds; may be called anywhere."""
@@ -126,7 +120,7 @@ class PrefillWorker:
         scorer = None
         if job.prompt_logprobs is not None:
             scorer = PromptScorer(self._runner.backbone, job.tokens, job.prompt_logprobs)
-        return PrefillTask(request, self._runner.clock.monotonic(), job.readers, scorer)
+        return PrefillTask(request, self._runner.clock.monotonic(), job.readers, scorer, job.tail_at)
 
     def enqueue(self, task: PrefillTask) -> None:
         """Take a task into the queue, or refuse it through its future."""
@@ -136,6 +130,15 @@ class PrefillWorker:
             return
         self._waiting.append(task)
         self._count_queued()
+        if self._prepare is not None:
+            task.ready = False
+            self._prepare(task)
+
+    def prepared(self, task: PrefillTask, prepared: Prepared) -> None:
+        """Let a task start, now that what the store has of it is here; one that has ended gives it back."""
+        task.prepared, task.ready = prepared, True
+        if task not in self._waiting:
+            self._drop_tail(task)
 
     def cancel(self, task: PrefillTask) -> None:
         """Drop a task wherever it is and free what it holds; nothing happens if it has ended."""
@@ -159,7 +162,7 @@ class PrefillWorker:
     def abandon_all(self, error: ServiceError) -> None:
         """Tell every caller, free nothing: for a loop that crashed, whose books may be wrong."""
         for task in [*self._waiting, *self._active]:
-            _tell(task, error)
+            task.tell(error)
 
     def step(self) -> bool:
         """Run one chunk of every prompt that has a place; whether there was anything to do."""
@@ -172,32 +175,58 @@ class PrefillWorker:
             [task.request.remaining_rows for task in self._active], budget=self._settings.chunk_tokens
         )
         working = [(task, rows) for task, rows in zip(self._active, shares, strict=True) if rows]
-        parts = [_part(task, rows) for task, rows in working]
-        exits = self._runner.run(parts).split([_outputs(part) for part in parts])
-        for (task, rows), exit_RD in zip(working, exits, strict=True):
+        parts = [task.part(rows) for task, rows in working]
+        exits = self._runner.run(parts).split([outputs_of(part) for part in parts])
+        for (task, _), part, exit_RD in zip(working, parts, exits, strict=True):
             if task.scorer is not None:
-                task.scorer.take(task.request.next_row - rows, exit_RD)
+                task.scorer.take(task.request.next_row - part.rows, exit_RD)
+            if task.request.next_row == task.tail_at:
+                self._keep_tail(task)
             if not task.request.remaining_rows:
                 self._active.remove(task)
                 self._hand_over(task, exit_RD[-1])
         self._count_queued()
-        self._metrics.rows.labels(kind="prefill").inc(sum(shares))
-        self._metrics.step_seconds.observe(self._runner.clock.monotonic() - began)
+        rows, seconds = sum(part.rows for part in parts), self._runner.clock.monotonic() - began
+        self._speeds.prefilled(rows, seconds)
+        self._metrics.rows.labels(kind="prefill").inc(rows)
+        self._metrics.step_seconds.observe(seconds)
         return True
 
     def _start_waiting(self) -> None:
-        while self._waiting:
-            task = self._waiting[0]
-            task.staging = self._runner.staging_slots.acquire()
-            if task.staging is None:
-                return
-            if not onboard(self._runner, task.request):
-                self._runner.staging_slots.release(task.staging)
-                task.staging = None
-                return
-            task.started_at = self._runner.clock.monotonic()
-            self._metrics.stage_seconds.labels(stage="queue").observe(task.started_at - task.queued_at)
-            self._active.append(self._waiting.popleft())
+        self._active += self._waiting.start(ready=lambda task: task.ready, try_start=self._try_start)
+
+    def _try_start(self, task: PrefillTask) -> bool:
+        request, runner = task.request, self._runner
+        task.staging = runner.staging_slots.acquire()
+        if task.staging is None:
+            return False
+        tail = task.prepared.tail
+        if not onboard(runner, request, tail.tail if tail else None):
+            runner.staging_slots.release(task.staging)
+            task.staging = None
+            return False
+        self._drop_tail(task)
+        task.sources = sources_of(runner, request, task.prepared)
+        task.started_at = runner.clock.monotonic()
+        self._metrics.stage_seconds.labels(stage="queue").observe(task.started_at - task.queued_at)
+        if self._offloader is not None:
+            self._offloader.touch(request.hashes[: request.sealed_blocks])
+        if task.tail_at is not None and not (
+            self._offloader is not None and request.span.resumes_at(task.tail_at, runner.window)
+        ):
+            task.tail_at = None
+        return True
+
+    def _keep_tail(self, task: PrefillTask) -> None:
+        assert self._offloader is not None
+        self._offloader.offer_tail(task.request)
+        task.tail_at = None
+
+    def _drop_tail(self, task: PrefillTask) -> None:
+        """Give the slot of a tail that was brought up back: it was used, or nobody wants it any more."""
+        if task.prepared.tail is not None:
+            self._runner.staging_slots.release(task.prepared.tail.staging)
+            task.prepared.tail = None
 
     def _hand_over(self, task: PrefillTask, exit_D: torch.Tensor) -> None:
         """Put pages and tail under a lease and answer; a caller that has gone leaves nothing behind."""
@@ -219,11 +248,12 @@ class PrefillWorker:
         self._granted[name] = promise.leases
         task.staging = None
         self._runner.release(request)
-        result = self._result(task, self._handle(request, promise.leases[0], blocks, tail), promise.leases[1:])
+        result = self._result(
+            task, self._handle(request, promise.leases[0], blocks, tail), promise.leases[1:]
+        )
         self._metrics.requests.labels(outcome="ok").inc()
         self._metrics.stage_seconds.labels(stage="prefill").observe(result.run_ms / 1e3)
-        self._metrics.tokens.labels(source="device").inc(result.cached_tokens)
-        self._metrics.tokens.labels(source="computed").inc(result.computed_tokens)
+        self._metrics.count_sources(task.sources)
         task.done.set_result(result)
 
     def _handle(
@@ -250,6 +280,7 @@ class PrefillWorker:
             run_ms=1e3 * (now - task.started_at),
             more_leases=tuple(more_leases),
             prompt_logprobs=None if task.scorer is None else task.scorer.result(),
+            sources=task.sources,
         )
 
     def _take_back(self, name: str, blocks: list[PageId], staging: Slot) -> None:
@@ -261,28 +292,12 @@ class PrefillWorker:
     def _end(self, task: PrefillTask, error: ServiceError) -> None:
         """Free what a task holds and tell its caller, if there still is one."""
         self._runner.release(task.request)
+        self._drop_tail(task)
         if task.staging is not None:
             self._runner.staging_slots.release(task.staging)
             task.staging = None
         self._metrics.requests.labels(outcome=error.code).inc()
-        _tell(task, error)
+        task.tell(error)
 
     def _count_queued(self) -> None:
         self.queued_tokens = sum(task.request.remaining_rows for task in [*self._waiting, *self._active])
-
-
-def _tell(task: PrefillTask, error: ServiceError) -> None:
-    done = task.done
-    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
-        done.set_exception(error)
-
-
-def _part(task: PrefillTask, rows: int) -> Part:
-    if task.scorer is not None:
-        return Part(task.request, rows, Outputs.ALL)
-    return Part(task.request, rows, Outputs.LAST if rows == task.request.remaining_rows else Outputs.NONE)
-
-
-def _outputs(part: Part) -> int:
-    """Exit vectors of a part."""
-    return {Outputs.NONE: 0, Outputs.LAST: 1, Outputs.ALL: part.rows}[part.outputs]
