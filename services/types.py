@@ -214,6 +214,7 @@ class DecodeJob(_ByValue):
             chunk is ``len(emitted)``.
         grammar: What the output must look like; its state is rebuilt from ``emitted``.
         timeout_s: From the job's arrival to the end of its output; None = no end.
+        keep_tail: The next turn is likely to begin with all of this one: a tail is kept where it ends.
     """
 
     request_id: str
@@ -226,6 +227,7 @@ class DecodeJob(_ByValue):
     trace: str = ""
     grammar: Grammar | None = None
     timeout_s: float | None = None
+    keep_tail: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))

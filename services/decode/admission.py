@@ -13,7 +13,9 @@ from epdserve.services.decode.preemption import SwapSpace
 from epdserve.services.decode.pulling import PullDriver, PullOutcome
 from epdserve.services.decode.task import DecodeTask, Phase
 from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.offload import Offloader
 from epdserve.services.engine.onboard import onboard
+from epdserve.services.engine.preparing import Prepared, sources_of
 from epdserve.services.engine.runner import Runner
 from epdserve.services.types import KVHandle
 
@@ -40,6 +42,9 @@ class Admission:
 
     Args:
         submit: Puts a command into the step loop; used from the event loop when a pull has ended.
+        prepare: Begins to bring up what the store has of a task; ``prepared`` has to follow. None without a store.
+        stop_preparing: Ends that early.
+        offloader: Told of blocks that were hit here; None without a store.
     """
 
     def __init__(
@@ -51,9 +56,14 @@ class Admission:
         *,
         submit: Callable[[Callable[[], None]], None],
         metrics: EngineMetrics,
+        prepare: Callable[[DecodeTask], None] | None = None,
+        stop_preparing: Callable[[DecodeTask], None] = lambda task: None,
+        offloader: Offloader | None = None,
     ) -> None:
         self._runner, self._ingest, self._swap, self._driver = runner, ingest, swap, driver
         self._submit, self._metrics = submit, metrics
+        self._prepare, self._stop_preparing, self._offloader = prepare, stop_preparing, offloader
+        self._preparing: set[DecodeTask] = set()
         self._waiting: deque[DecodeTask] = deque()
         self._running: list[DecodeTask] = []
         self._preempted: list[DecodeTask] = []
@@ -63,8 +73,8 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiting)
+        """Requests in the queue, or on their way into it."""
+        return len(self._waiting) + len(self._preparing)
 
     @property
     def pulling(self) -> int:
@@ -92,14 +102,33 @@ class Admission:
         """Take a new task."""
         task.arrival = self._arrivals
         self._arrivals += 1
-        self._waiting.append(task)
+        if task.handle is None:
+            self._wait_prepared(task)
+        else:
+            self._waiting.append(task)
         self._count_queued()
+
+    def prepared(self, task: DecodeTask, prepared: Prepared) -> None:
+        """Let a task into the queue, now that what the store has of it is here; one that has ended gives it back."""
+        task.prepared = prepared
+        if task.phase is not Phase.PREPARING:
+            self._drop_tail(task)
+            return
+        self._preparing.remove(task)
+        task.phase = Phase.WAITING
+        if self._waiting and task.arrival < self._waiting[0].arrival:
+            self._waiting.appendleft(task)
+        else:
+            self._waiting.append(task)
 
     def remove(self, task: DecodeTask) -> None:
         """Take a task out wherever it is and free what it holds; a pull frees its places when it has ended."""
         match task.phase:
             case Phase.WAITING if task in self._waiting:
                 self._waiting.remove(task)
+            case Phase.PREPARING:
+                self._preparing.remove(task)
+                self._stop_preparing(task)
             case Phase.PULLING:
                 self._ingest.cancel(self._pulling[task])
             case Phase.RUNNING:
@@ -111,6 +140,7 @@ class Admission:
                     self._swap.forget(task.swapped)
         if task.phase is not Phase.PULLING and task.handle is not None:
             self._driver.end_lease_soon(task.handle)
+        self._drop_tail(task)
         task.phase = Phase.ENDED
         self._count_queued()
 
@@ -167,15 +197,42 @@ class Admission:
         if task.handle is not None and not self._begin_pull(task, task.handle):
             return False
         if task.handle is None:
-            if not onboard(self._runner, task.request):
+            if not self._start_here(task):
                 return False
-            task.own_tokens, task.phase = task.request.span.publish_from, Phase.RUNNING
-            task.recomputed_tokens = task.request.length - task.own_tokens
             task.running_at = started_at
             self._running.append(task)
         task.started_at = task.started_at or started_at
         self._waiting.popleft()
         return True
+
+    def _start_here(self, task: DecodeTask) -> bool:
+        """Give a task its place to compute what is not held; False if there is no room."""
+        request, tail = task.request, task.prepared.tail
+        if not onboard(self._runner, request, tail.tail if tail else None):
+            return False
+        self._drop_tail(task)
+        task.sources = sources_of(self._runner, request, task.prepared)
+        task.own_tokens, task.recomputed_tokens = task.sources.device, task.sources.computed
+        task.phase = Phase.RUNNING
+        self._metrics.count_sources(task.sources)
+        if self._offloader is not None:
+            self._offloader.touch(request.hashes[: request.sealed_blocks])
+        return True
+
+    def _wait_prepared(self, task: DecodeTask) -> None:
+        """Into the queue by way of the store; in front of it if it came earlier than those there."""
+        task.phase = Phase.PREPARING
+        self._preparing.add(task)
+        if self._prepare is None:
+            self.prepared(task, Prepared())
+        else:
+            self._prepare(task)
+
+    def _drop_tail(self, task: DecodeTask) -> None:
+        """Give the slot of a tail that was brought up back: it was used, or nobody wants it any more."""
+        if task.prepared.tail is not None:
+            self._runner.staging_slots.release(task.prepared.tail.staging)
+            task.prepared.tail = None
 
     def _begin_pull(self, task: DecodeTask, handle: KVHandle) -> bool:
         def ended(outcome: PullOutcome) -> None:
@@ -204,8 +261,7 @@ class Admission:
             return
         task.handle = None
         if outcome is not PullOutcome.DONE:
-            task.phase = Phase.WAITING
-            self._waiting.appendleft(task)
+            self._wait_prepared(task)
             return
         task.phase, task.exit_D = Phase.RUNNING, arrival.exit_D
         task.running_at = self._runner.clock.monotonic()

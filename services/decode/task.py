@@ -1,14 +1,22 @@
 """A request inside a decode worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 import torch
 from epdserve.model.replay import PrefillSpan
 from epdserve.services.decode.preemption import Swapped
+from epdserve.services.engine.preparing import Prepared
 from epdserve.services.engine.requests import RunningRequest
-from epdserve.services.types import DecodeJob, DecodeReceipt, FinishReason, KVHandle, SamplingParams
+from epdserve.services.types import (
+    DecodeJob,
+    DecodeReceipt,
+    FinishReason,
+    KVHandle,
+    SamplingParams,
+    TokenSources,
+)
 
 _PULLED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)
 
@@ -16,6 +24,7 @@ _PULLED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from
 class Phase(StrEnum):
     """Where a task is; every task in the worker's books is in exactly one."""
 
+    PREPARING = "preparing"  # what the machine's store has of it is coming up; it holds at most a tail's slot
     WAITING = "waiting"  # for a state slot and pages
     PULLING = "pulling"  # its KV is on the way; holds slot and pages, the transfer may write into them
     RUNNING = "running"
@@ -31,6 +40,8 @@ class DecodeTask:
         arrival: Number in the order of arrival.
         handle: Where its KV is; None once it is here, or is to be computed here.
         exit_D: (hidden,) exit vector that came with the KV, until the first token is drawn from it.
+        prepared: What was brought up from the store, until it has started.
+        sources: Where its KV came from if it was started here from its token ids.
         swapped: Its state while PREEMPTED; None if it is to be computed again.
         stop_ids: Tokens that end it.
         max_tokens: Tokens it may produce in all, cut where the context ends.
@@ -46,6 +57,8 @@ class DecodeTask:
     phase: Phase = Phase.WAITING
     exit_D: torch.Tensor | None = None
     swapped: Swapped | None = None
+    prepared: Prepared = field(default_factory=Prepared)
+    sources: TokenSources = field(default_factory=TokenSources)
     started_at: float | None = None
     running_at: float | None = None
     pulled_tokens: int = 0
@@ -59,7 +72,7 @@ class DecodeTask:
         """A task for a job, with room for all tokens it may produce.
 
         A pulled prefill ended with the tokens already delivered; one computed here ends where the prompt does, so that
-        the same rows are dropped by decoder replay as when the request first ran.
+        the same rows are dropped by decoder replay as when the request first ran, unless a hit reaches beyond it.
         """
         known = np.concatenate([job.tokens, job.emitted]).astype(np.int64)
         max_tokens = min(job.sampling.max_tokens, max_context_tokens - len(job.tokens))
@@ -73,6 +86,7 @@ class DecodeTask:
             tenant_key=job.tenant_key,
             exact=job.exact,
             span=_PULLED,
+            resumed=len(job.emitted) > 0,
         )
         stop_ids = set(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:
@@ -109,4 +123,5 @@ class DecodeTask:
             queue_ms=1e3 * (started - self.queued_at),
             handoff_ms=1e3 * (running - started),
             decode_ms=1e3 * (now - running),
+            sources=self.sources,
         )

@@ -15,6 +15,7 @@ from epdserve.services.decode.sampler import Sampler
 from epdserve.services.decode.task import DecodeTask
 from epdserve.services.engine.chunks import share_budget
 from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.offload import Offloader
 from epdserve.services.engine.runner import Part, Runner
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.errors import InvalidRequest, Overloaded, ServiceError, Unavailable
@@ -32,6 +33,7 @@ class DecodeWorker:
         publish: Takes the chunks of one step; must not block.
         chunk_tokens: Rows of a step for requests that compute their KV here.
         max_queued: Bound of the queue.
+        offloader: Takes tails of requests that end well; None without a store.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class DecodeWorker:
         publish: Callable[[Sequence[TokenChunk]], None],
         chunk_tokens: int,
         max_queued: int,
+        offloader: Offloader | None = None,
         metrics: EngineMetrics | None = None,
     ) -> None:
         self._runner, self._admission, self._limits, self._worker = runner, admission, limits, worker
         self._publish, self._chunk_tokens, self._max_queued = publish, chunk_tokens, max_queued
+        self._offloader = offloader
         self._metrics = metrics or EngineMetrics.unregistered()
         self._sampler = Sampler(runner.backbone)
         self._tasks: dict[str, DecodeTask] = {}
@@ -140,6 +144,7 @@ class DecodeWorker:
     def _finish(self, task: DecodeTask, tokens: tuple[int, ...], reason: FinishReason) -> TokenChunk:
         offset = task.produced - len(tokens)
         receipt = task.receipt(self._worker, self._runner.clock.monotonic())
+        self._keep_tail(task)
         self._drop(task)
         self._metrics.requests.labels(outcome=reason.value).inc()
         for stage, milliseconds in (
@@ -149,6 +154,14 @@ class DecodeWorker:
         ):
             self._metrics.stage_seconds.labels(stage=stage).observe(milliseconds / 1e3)
         return TokenChunk(task.request.request_id, offset, tokens, reason, receipt=receipt)
+
+    def _keep_tail(self, task: DecodeTask) -> None:
+        """Offer the state in which a request ends well: its next turn goes on from there."""
+        request = task.request
+        if self._offloader is None or not task.job.keep_tail or request.slot is None or request.private:
+            return
+        if request.span.resumes_at(request.next_row, self._runner.window):
+            self._offloader.offer_tail(request)
 
     def _fail(self, task: DecodeTask, error: ServiceError) -> TokenChunk:
         self._drop(task)

@@ -6,6 +6,22 @@ from epdserve.model.precision import Precision
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+class StoreUse(BaseModel):
+    """What a worker does with the store of its machine. Without a store all of it is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = True
+    call_deadline_s: float = Field(default=0.5, gt=0)  # of questions; a store that is slower counts as away
+    prepare_deadline_s: float = Field(default=5.0, gt=0)  # to bring up what it has of a prompt
+    max_preparing: int = Field(default=8, ge=1)  # prompts whose blocks are brought up at once
+    fetch_portion_blocks: int = Field(default=64, ge=1)  # lent under one lease, checked and shared together
+    offload_deadline_s: float = Field(default=5.0, gt=0)
+    offload_batch_blocks: int = Field(default=64, ge=1)
+    offload_pending_bytes: int = Field(default=256 * 2**20, ge=0)  # held for the store; more is dropped
+    staging_reserve: int = Field(default=4, ge=0)  # staging slots that hand-offs keep to themselves
+
+
 class EngineSettings(BaseModel):
     """Model, memory and limits of one worker. Defaults suit the demo model on a laptop."""
 
@@ -26,6 +42,8 @@ class EngineSettings(BaseModel):
         default=None, ge=1
     )  # prompt and output; None = what the pages hold
     staging_slots: int = Field(default=32, ge=1)  # tails readable by peers or being pulled
+    max_overtakes: int = Field(default=64, ge=0)  # requests that may pass one that waits for pages
+    store: StoreUse = StoreUse()
 
     @model_validator(mode="after")
     def _slots_cover_running(self) -> "EngineSettings":

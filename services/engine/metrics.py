@@ -1,7 +1,9 @@
 """Prometheus metrics of a worker with a model. Every name has a row in this folder's README."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
+from epdserve.services.types import TokenSources
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -39,6 +41,12 @@ class EngineMetrics:
         self.preemptions = Counter(
             "epdserve_engine_preemptions", "Requests moved out of the batch", ["how"], registry=registry
         )
+
+    def count_sources(self, sources: TokenSources) -> None:
+        """Count a prompt's tokens by where their KV came from."""
+        for field in fields(sources):
+            if count := getattr(sources, field.name):
+                self.tokens.labels(source=field.name).inc(count)
 
     @classmethod
     def unregistered(cls) -> "EngineMetrics":

@@ -32,6 +32,21 @@ class FoundTail:
     exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a request starts.
+
+    Attributes:
+        prompt_tokens: What its prefill covers.
+        span: Rows of the prefill.
+        from_tail: It goes on from a tail.
+    """
+
+    prompt_tokens: int
+    span: PrefillSpan
+    from_tail: bool
+
+
 def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = None) -> bool:
     """Give ``request`` what it needs to run all of its known tokens; False, and no change, if there is no room.
 
@@ -41,14 +56,14 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
     """
     if not request.hashes:
         request.hashes = runner.names.chain(request.known, request.tenant_key)
-    hashes = request.hashes[: request.prompt_tokens // runner.block_tokens]
+    hashes = request.hashes[: hittable_blocks(runner, request)]
     needed = -(-request.length // runner.block_tokens)
     if needed - runner.blocks.peek(hashes) > runner.blocks.available():
         return False  # the usual answer while the worker is full: no reference is taken for it
     slot = runner.state_slots.acquire()
     if slot is None:
         return False
-    found, span, tail = _match(runner, request, hashes, tail)
+    found, start, tail = _match(runner, request, hashes, tail)
     try:
         fresh = runner.blocks.reserve(needed - len(found))
     except OutOfPages:
@@ -56,7 +71,9 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
         runner.state_slots.release(slot)
         return False
     request.slot, request.pages, request.sealed_blocks = slot, found + fresh, len(found)
-    request.span, request.next_row, request.private = span, span.first_row, False
+    asked_tokens = request.prompt_tokens
+    request.prompt_tokens, request.span = start.prompt_tokens, start.span
+    request.next_row, request.private = start.span.first_row, False
     request.tainted_from = _tainted_from(runner, request, found, tail)
     if tail is None:
         return True
@@ -65,23 +82,25 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
     except TailError as error:
         log.warning("tail refused", extra={"request": request.request_id, "error": str(error)})
         runner.release(request)
+        request.prompt_tokens = asked_tokens
         return onboard(runner, request)
     return True
 
 
-def plan_start(
-    runner: Runner, request: RunningRequest, blocks: int, tail_at: int | None
-) -> tuple[PrefillSpan, bool]:
-    """The span after a chain of ``blocks`` blocks, and whether it starts from the tail at ``tail_at``.
+def plan_start(runner: Runner, request: RunningRequest, blocks: int, tail_at: int | None) -> Start:
+    """How a request starts after a chain of ``blocks`` blocks, with a tail at ``tail_at`` if there is one.
 
-    A tail is used if its blocks are there and fewer rows are to be run than without it.
+    A tail is used if its blocks are there and no more rows are to be run than without it. A hit that reaches beyond the
+    prompt into tokens that an earlier worker drew makes all of them the prompt.
     """
     if request.every_row:
-        return PrefillSpan(0, 0, 0, 0, 0), False
+        return Start(request.prompt_tokens, PrefillSpan(0, 0, 0, 0, 0), from_tail=False)
+    reach = max(blocks * runner.block_tokens, tail_at or 0)
+    prompt_tokens = request.prompt_tokens if reach < request.prompt_tokens else request.length
     halo = runner.halo if request.exact else None
     hit = usable_hit(
         blocks * runner.block_tokens,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         window=runner.window,
         block_tokens=runner.block_tokens,
         has_tail=False,
@@ -91,7 +110,7 @@ def plan_start(
 
     def plan(hit_tokens: int, *, has_tail: bool) -> PrefillSpan:
         return plan_prefill(
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=prompt_tokens,
             hit_tokens=hit_tokens,
             window=runner.window,
             slack=runner.slack,
@@ -100,24 +119,30 @@ def plan_start(
         )
 
     bare = plan(hit, has_tail=False)
-    if tail_at is None or not bare.first_row <= tail_at < request.prompt_tokens:
-        return bare, False
-    if tail_at // runner.block_tokens > blocks:
-        return bare, False
-    return plan(tail_at, has_tail=True), True
+    if tail_at is None or tail_at // runner.block_tokens > blocks:
+        return Start(prompt_tokens, bare, from_tail=False)
+    if not bare.first_row <= tail_at < prompt_tokens:
+        return Start(prompt_tokens, bare, from_tail=False)
+    return Start(prompt_tokens, plan(tail_at, has_tail=True), from_tail=True)
+
+
+def hittable_blocks(runner: Runner, request: RunningRequest) -> int:
+    """Blocks of a request that a hit may consist of: at least one token is computed."""
+    end = request.length if request.resumed else request.prompt_tokens
+    return 0 if request.every_row else (end - 1) // runner.block_tokens
 
 
 def _match(
     runner: Runner, request: RunningRequest, hashes: Sequence[BlockHash], tail: FoundTail | None
-) -> tuple[list[PageId], PrefillSpan, FoundTail | None]:
+) -> tuple[list[PageId], Start, FoundTail | None]:
     """Pages of a hit worth using, referenced, and what to do after them."""
     pages = runner.blocks.match(hashes, exact=request.exact)
     if tail is not None and request.exact and not tail.exact:
         tail = None
-    span, from_tail = plan_start(runner, request, len(pages), tail.position if tail else None)
-    used = span.publish_from // runner.block_tokens
+    start = plan_start(runner, request, len(pages), tail.position if tail else None)
+    used = start.span.publish_from // runner.block_tokens
     runner.blocks.release(pages[used:])
-    return pages[:used], span, tail if from_tail else None
+    return pages[:used], start, tail if start.from_tail else None
 
 
 def _tainted_from(
@@ -126,6 +151,6 @@ def _tainted_from(
     """Where the request's own blocks begin if anything before them was replayed."""
     if request.exact or not request.span.publish_from:
         return None
-    if tail is not None and tail.exact and all(runner.blocks.describe(page).exact for page in found):
+    if tail is not None and tail.exact and all(info.exact for info in runner.blocks.describe_all(found)):
         return None
     return len(found) * runner.block_tokens

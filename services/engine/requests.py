@@ -25,6 +25,7 @@ class RunningRequest:
         sealed_blocks: Leading ``pages`` that are sealed and shared; this request alone holds and fills the others.
         hashes: Hash chain of the full blocks of the known tokens, as far as it was needed.
         tainted_from: Blocks that end after this token come after an encoder replay; None if there was none.
+        resumed: Tokens beyond the prompt were drawn by an earlier worker, and hits may end among them.
         every_row: Every row is to be run in every layer: no hit is taken, no row is dropped.
         private: Its bytes differ from those held here under the same names, so it seals nothing any more.
         slot: State slot with window rows and open pairs; None while the request has no place in the batch.
@@ -42,6 +43,7 @@ class RunningRequest:
     sealed_blocks: int = 0
     hashes: list[BlockHash] = field(default_factory=list)
     tainted_from: int | None = None
+    resumed: bool = False
     every_row: bool = False
     private: bool = False
     slot: Slot | None = None

@@ -3,7 +3,7 @@
 Knows neither prefill nor decode: both hand in requests with the number of rows to run, and read exit vectors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -55,6 +55,7 @@ class Runner:
     Attributes:
         blocks: Pages of global KV.
         state_slots: One for each request in the batch.
+        on_sealed: Told (request, first block, end) of blocks that were filled and sealed here, in the step loop.
         staging_slots: Places of ``staging``, (slots, tail bytes) uint8 host memory that peers read and pulls fill.
     """
 
@@ -82,6 +83,7 @@ class Runner:
             device=backbone.device,
         )
         self.blocks = BlockManager(num_pages, clock, metrics=block_metrics)
+        self.on_sealed: Callable[[RunningRequest, int, int], None] | None = None
         self.state_slots = SlotPool(settings.max_running)
         self.staging = aligned_bytes((settings.staging_slots, self.tail_layout.nbytes))
         self.staging_slots = SlotPool(settings.staging_slots)
@@ -156,6 +158,8 @@ class Runner:
             count = blocks.stop - blocks.start
             self.seal_next(request, filled[:count])
             del filled[:count]
+            if self.on_sealed is not None:
+                self.on_sealed(request, blocks.start, blocks.stop)
 
     def checksums(self, pages: Sequence[PageId], hashes: Sequence[BlockHash]) -> list[int]:
         """Checksum of each page's payload, seeded with its hash; may be called from other threads."""

@@ -202,6 +202,7 @@ def decode_job_to_pb(job: DecodeJob) -> decode_pb2.DecodeJob:
         trace=job.trace,
         grammar=None if job.grammar is None else grammar_to_pb(job.grammar),
         timeout_s=job.timeout_s,
+        forget_tail=not job.keep_tail,
     )
 
 
@@ -219,6 +220,7 @@ def decode_job_from_pb(pb: decode_pb2.DecodeJob) -> DecodeJob:
             trace=pb.trace,
             grammar=grammar_from_pb(pb.grammar) if pb.HasField("grammar") else None,
             timeout_s=pb.timeout_s if pb.HasField("timeout_s") else None,
+            keep_tail=not pb.forget_tail,
         )
 
 

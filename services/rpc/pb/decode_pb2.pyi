@@ -175,6 +175,7 @@ class DecodeJob(_message.Message):
     EMITTED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    FORGET_TAIL_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
@@ -184,6 +185,8 @@ class DecodeJob(_message.Message):
     emitted: _builtins.bytes
     """little-endian int32 each"""
     trace: _builtins.str
+    forget_tail: _builtins.bool
+    """the next turn will not begin with this one: keep no tail where it ends"""
     timeout_s: _builtins.float
     """from arrival to the end of the output"""
     @_builtins.property
@@ -206,11 +209,12 @@ class DecodeJob(_message.Message):
         emitted: _builtins.bytes = ...,
         trace: _builtins.str = ...,
         grammar: Global___Grammar | None = ...,
+        forget_tail: _builtins.bool = ...,
         timeout_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "grammar", b"grammar", "handle", b"handle", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "grammar", b"grammar", "handle", b"handle", "request_id", b"request_id", "sampling", b"sampling", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "request_id", b"request_id", "sampling", b"sampling", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

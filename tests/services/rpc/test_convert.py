@@ -132,6 +132,7 @@ def test_prefill_results_come_back_equal(result: PrefillResult) -> None:
         text,
         st.none() | grammars,
         st.none() | st.floats(0, 1e9, exclude_min=True),
+        st.booleans(),
     )
 )
 def test_decode_jobs_come_back_equal(job: DecodeJob) -> None:
