@@ -192,7 +192,8 @@ class Fetches:
                     self._memory.tier.touch([block.header.block_hash for block in pinned])
                 return _Brought(pinned, CacheTier.HOST)
         run = hashes[: held.index(True)] if True in held[1:] and not here else hashes
-        self._memory.cache.match(run)  # counts the misses
+        # counts the misses; what has come meanwhile is found once more below
+        self._memory.cache.release(self._memory.cache.match(run, exact=request.exact))
         return await self._alone((run, parent), request)
 
     async def _alone(self, step: Step, request: FetchRequest) -> _Brought:

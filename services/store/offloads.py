@@ -120,7 +120,7 @@ class Offloads:
         held = [block_hash for block_hash in hashes if results[block_hash] is OffloadResult.HELD]
         missing = [
             block_hash
-            for block_hash, there in zip(held, self._memory.tier.stored(held), strict=True)
+            for block_hash, there in zip(held, self._memory.tier.stored(held, exact=True), strict=True)
             if not there
         ]
         pinned = [block for block_hash in missing if (block := self._memory.cache.get(block_hash))]

@@ -74,10 +74,11 @@ class Saver:
         if self._tier is None:
             self._cache.release(blocks)
             return
-        stored = self._tier.stored([block.header.block_hash for block in blocks])
+        hashes = [block.header.block_hash for block in blocks]
+        stored, exact = self._tier.stored(hashes), self._tier.stored(hashes, exact=True)
         needless: list[PinnedBlock] = []
-        for block, there in zip(blocks, stored, strict=True):
-            if there or block.owner is None:
+        for block, there, there_exact in zip(blocks, stored, exact, strict=True):
+            if there_exact or (there and not block.header.exact) or block.owner is None:
                 needless.append(block)
             elif self.unsaved >= self._max_blocks:
                 self._metrics.unsaved.labels(reason="backlog").inc()

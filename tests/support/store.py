@@ -338,15 +338,19 @@ class Stage:
         """Wait until nothing is lent, pinned or waiting to be saved any more, then ``check``."""
         for worker in self.runners:
             memory, saver = self.service(worker)._memory, self.service(worker)._saver
-            await until(
-                lambda m=memory, s=saver: (  # type: ignore[misc]
-                    not s.unsaved
-                    and m.cache.pinned() == m.tails.pinned() == 0
-                    and m.leases.counts().held == 0
-                    and m.block_slots.counts().quarantined == 0
-                ),
-                timeout_s=timeout_s,
-            )
+
+            def left(memory: Any = memory, saver: Any = saver) -> dict[str, int]:
+                return {
+                    "unsaved": saver.unsaved,
+                    "pinned blocks": memory.cache.pinned(),
+                    "pinned tails": memory.tails.pinned(),
+                    "leases": memory.leases.counts().held,
+                    "quarantined": memory.block_slots.counts().quarantined,
+                }
+
+            with contextlib.suppress(TimeoutError):
+                await until(lambda: not any(left().values()), timeout_s=timeout_s)
+            assert not any(left().values()), f"{worker} holds {left()}"
         self.check()
 
 
