@@ -101,7 +101,11 @@ class NameTable:
 
     def set(self, slot: int, name: Name) -> None:
         """Name a slot, in memory."""
-        self._bytes[slot] = np.frombuffer(name.encode(), np.uint8)
+        self.set_encoded(slot, name.encode())
+
+    def set_encoded(self, slot: int, name: bytes) -> None:
+        """``set`` of a name's 128 bytes."""
+        self._bytes[slot].data[:] = name
 
     def clear(self, slot: int) -> None:
         """Take a slot's name away, in memory."""

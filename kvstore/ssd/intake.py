@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit
 from epdserve.kvstore.ssd.retention import Admission, admit
 from epdserve.kvstore.ssd.slots import is_aligned
 from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending
+
+MAY_PASS: Final = (Admission.QUEUE_FULL, Admission.NO_SPACE, Admission.QUOTA)  # after a pump or a sweep
 
 
 class Intake:
@@ -16,31 +21,53 @@ class Intake:
     def __init__(self, core: TierCore, budget: EnduranceBudget, second_hit: SecondHit) -> None:
         self._core, self._budget, self._second_hit = core, budget, second_hit
 
-    def offer(self, put: BlockPut, *, copy: bool) -> tuple[Admission, bool]:
-        """Let a block in or not; says whether something waits to be written now.
+    def offer_all(self, puts: Sequence[BlockPut], *, copy: bool) -> list[Admission]:
+        """Let blocks in or not, one after the other, as far as that gets without a pump or a sweep.
 
-        Without ``copy`` an aligned page is kept, but for its end, and must not change until it is stored.
+        Args:
+            puts: What is offered.
+            copy: Else an aligned page is kept, but for its end, and must not change until it is stored.
+
+        Returns:
+            What became of the first ones. The last of them may be QUEUE_FULL, NO_SPACE or QUOTA; the others are not.
 
         Raises:
-            CorruptBlock, ValueError: The page has no valid header, or one of another size.
+            CorruptBlock, ValueError: A page has no valid header, or one of another size; those before it are let in.
         """
-        core, layout = self._core, self._core.layout
+        core = self._core
+        answers: list[Admission] = []
+        taken: list[tuple[Pending, BlockPut]] = []
+        try:
+            with core.lock:
+                for put in puts:
+                    header = self._header(put)
+                    answer, reserve = self._decide(put, header)
+                    answers.append(answer)
+                    if answer is Admission.ACCEPTED:
+                        taken.append((self._take(put, header, reserve=reserve), put))
+                    elif answer in MAY_PASS:
+                        break
+        finally:
+            for pending, put in taken:
+                self._bring(pending, put, copy=copy)
+            with core.lock:
+                core.queue.enqueue([pending for pending, _ in taken])
+            core.metrics.offered(answers)
+        return answers
+
+    def _header(self, put: BlockPut) -> BlockHeader:
+        layout = self._core.layout
         header = BlockHeader.decode(put.page[layout.payload_bytes : layout.page_bytes].tobytes())
         if header.payload_bytes != layout.payload_bytes:
             raise ValueError(f"blocks here have {layout.payload_bytes} bytes, got {header.payload_bytes}")
-        with core.lock:
-            result = self._decide(put, header)
-            pending = self._take(put, header, reserve=result[1]) if result[0] is Admission.ACCEPTED else None
-        core.metrics.offered(result[0])
-        if pending is None:
-            return result[0], False
+        return header
+
+    def _bring(self, pending: Pending, put: BlockPut, *, copy: bool) -> None:
+        core, layout = self._core, self._core.layout
         if not copy and layout.end_offset and is_aligned(put.page):
             pending.page = put.page
         start = layout.end_offset if pending.page is not None else 0
         core.queue.buffers[pending.buffer][start : layout.page_bytes] = put.page[start : layout.page_bytes]
-        with core.lock:
-            core.queue.enqueue(pending)
-        return result[0], True
 
     def _decide(self, put: BlockPut, header: BlockHeader) -> tuple[Admission, bool]:
         core, inventory = self._core, self._core.inventory

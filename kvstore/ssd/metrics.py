@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter as Tally
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -60,9 +61,16 @@ class SsdMetrics:
         """Metrics nobody scrapes."""
         return cls(CollectorRegistry())
 
-    def offered(self, result: Admission) -> None:
-        """A block was let in or not. On the way of every put, so the label is looked up beforehand."""
-        self._puts_by[result].inc()
+    def offered(self, results: Iterable[Admission]) -> None:
+        """Blocks were let in or not. On the way of every put, so labels are looked up beforehand."""
+        for result, count in Tally(results).items():
+            self._puts_by[result].inc(count)
+
+    def took_up(self, *, stored: int, replaced: int) -> None:
+        """Accepted blocks are found from now on, some of them in place of a tainted one."""
+        self.stored.labels(result="stored").inc(stored)
+        self.stored.labels(result="replaced").inc(replaced)
+        self.evictions.labels(reason="replaced_by_exact").inc(replaced)
 
     def evicted(self, reason: str, idle_s: Sequence[int], violations: int) -> None:
         """Blocks went for space or quota; how long each had been idle."""

@@ -34,7 +34,7 @@ from typing import Final
 
 import google_crc32c
 import numpy as np
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, verify_block
+from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, encode_header, verify_block
 from epdserve.kvstore.errors import CorruptBlock
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
@@ -51,6 +51,7 @@ _NUMBERS: Final = ("sequence", "stored_at", "last_use", "checksum", "payload_crc
 _NO_HASH: Final = bytes(BLOCK_HASH_BYTES)
 _CRC_COVERS: Final = 32  # bytes of the header that its crc32c covers, after the payload
 _CRC_AT: Final = 32
+_RESERVED: Final = bytes(12)
 
 NAME_DTYPE: Final = np.dtype(
     [
@@ -122,8 +123,8 @@ class Name:
     reserve: bool = False
     deleted: bool = False
 
-    def encode(self) -> bytes:
-        """The 128 bytes."""
+    def encode(self, *, payload_crc32c: int | None = None) -> bytes:
+        """The 128 bytes, with another ``payload_crc32c`` if one is given."""
         flags = EXACT * self.exact | RESERVE * self.reserve | DELETED * self.deleted
         flags |= HAS_PARENT * (self.parent is not None)
         fields = _NAME.pack(
@@ -138,9 +139,9 @@ class Name:
             self.stored_at,
             self.last_use,
             self.checksum,
-            self.payload_crc32c,
+            self.payload_crc32c if payload_crc32c is None else payload_crc32c,
             self.payload_bytes,
-            bytes(12),
+            _RESERVED,
         )
         return fields + int(google_crc32c.value(fields)).to_bytes(4, "little")
 
@@ -189,12 +190,28 @@ def payload_crc32c(record: Bytes, layout: RecordLayout, page: Bytes | None = Non
     return int(google_crc32c.extend(crc, record[split : layout.payload_bytes + _CRC_COVERS].tobytes()))
 
 
-def finish_record(record: Bytes, layout: RecordLayout, name: Name) -> None:
-    """Turn a page that was copied into a slot's buffer into a record: header, name, zeros behind."""
+def finish_record(record: Bytes, layout: RecordLayout, name: Name, page: Bytes | None = None) -> bytes:
+    """Turn a page that was copied into a slot's buffer into a record: header, name, zeros behind.
+
+    Args:
+        record: (slot_bytes,) uint8; what stands behind the payload is overwritten.
+        layout: Sizes.
+        name: All of it but ``payload_crc32c``, which is computed here.
+        page: Where all but the record's end is, if it was not copied.
+
+    Returns:
+        The name's 128 bytes as they stand in the record.
+    """
     end, after = layout.payload_bytes, layout.page_bytes
-    record[end:after] = np.frombuffer(name.header().encode(), np.uint8)
-    record[after : after + NAME_BYTES] = np.frombuffer(name.encode(), np.uint8)
+    view = record.data
+    header = encode_header(name.block_hash, name.checksum, end, exact=name.exact)
+    view[end : end + _CRC_COVERS] = header[:_CRC_COVERS]
+    crc = payload_crc32c(record, layout, page)
+    view[end + _CRC_COVERS : after] = crc.to_bytes(4, "little") + header[_CRC_COVERS + 4 :]
+    encoded = name.encode(payload_crc32c=crc)
+    view[after : after + NAME_BYTES] = encoded
     record[after + NAME_BYTES :] = 0
+    return encoded
 
 
 def verify_record(record: Bytes, layout: RecordLayout, name: Name, checksum: Checksum) -> None:

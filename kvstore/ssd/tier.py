@@ -22,7 +22,7 @@ from epdserve.kvstore.ssd.directory import SLOTS_PER_FILE, Directory
 from epdserve.kvstore.ssd.disk import Bytes, Disk, SystemDisk
 from epdserve.kvstore.ssd.errors import DirectoryOwned, NoUsableDirectory, WrongFormat
 from epdserve.kvstore.ssd.figures import Figures
-from epdserve.kvstore.ssd.intake import Intake
+from epdserve.kvstore.ssd.intake import MAY_PASS, Intake
 from epdserve.kvstore.ssd.inventory import Inventory
 from epdserve.kvstore.ssd.keeper import Keeper
 from epdserve.kvstore.ssd.metrics import SsdMetrics
@@ -34,6 +34,7 @@ from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
 from epdserve.kvstore.ssd.writer import Writer
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
+_OFFER_BLOCKS: Final = 64  # let in before the tier's thread is woken: it writes them while the next ones come
 _IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
 _SAVE_USE_S: Final = 60.0
 
@@ -184,17 +185,22 @@ class SsdTier:
         Raises:
             CorruptBlock, ValueError: The page has no valid header, or one of another size.
         """
-        return self._offer(put, copy=True)
+        return self._offer([put], copy=True)[0]
 
     def put_batch(self, puts: Sequence[BlockPut]) -> list[Admission]:
         """Store blocks before returning, with as many batches and sweeps as it takes. Not for a step loop.
 
         Pages on page boundaries are written from where they are, without a copy; they must not change meanwhile.
         """
+        answers: list[Admission] = []
         try:
-            return [self._put(put) for put in puts]
+            while len(answers) < len(puts):
+                answers += self._offer(puts[len(answers) : len(answers) + _OFFER_BLOCKS], copy=False)
+                if answers[-1] in MAY_PASS and self._make_room(answers[-1]):
+                    answers[-1:] = self._offer([puts[len(answers) - 1]], copy=False)
         finally:  # also when a page is no block: what was accepted before it is still written from its page
             self.flush()
+        return answers
 
     def pump(self) -> int:
         """Store one batch of what waits; returns its size."""
@@ -301,23 +307,19 @@ class SsdTier:
         count, per_file = spec.capacity_bytes // layout.slot_bytes, self._settings.slots_per_file
         return Directory(self._disk, spec.folder, layout, count, pool=pool, slots_per_file=per_file)
 
-    def _offer(self, put: BlockPut, *, copy: bool) -> Admission:
-        result, waits = self._intake.offer(put, copy=copy)
+    def _offer(self, puts: Sequence[BlockPut], *, copy: bool) -> list[Admission]:
+        answers = self._intake.offer_all(puts, copy=copy)
         with self._wake:
-            if waits or result in (Admission.NO_SPACE, Admission.QUOTA):  # a sweep may help the next one
+            if answers[-1] in MAY_PASS or self._core.queue.waiting:  # a sweep may help the next one
                 self._wake.notify()
-        return result
+        return answers
 
-    def _put(self, put: BlockPut) -> Admission:
-        result = self._offer(put, copy=False)
-        if result is Admission.QUEUE_FULL:
-            helped = self.pump()
-        elif result in (Admission.NO_SPACE, Admission.QUOTA):
-            self.flush()  # what waits cannot be evicted
-            helped = self.sweep()
-        else:
-            return result
-        return self._offer(put, copy=False) if helped else result
+    def _make_room(self, answer: Admission) -> int:
+        """Bring about what may let a refused block in; returns what was achieved."""
+        if answer is Admission.QUEUE_FULL:
+            return self.pump()
+        self.flush()  # what waits cannot be evicted
+        return self.sweep()
 
     def _set_time(self) -> None:
         core = self._core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epdserve.kvstore.block_header import BlockHeader
@@ -105,9 +106,9 @@ class WriteBehind:
         """The block is on its way: another copy of it need not come."""
         self.by_hash[pending.header.block_hash] = pending
 
-    def enqueue(self, pending: Pending) -> None:
-        """Its bytes are here."""
-        self._queue.append(pending)
+    def enqueue(self, arrived: Sequence[Pending]) -> None:
+        """Their bytes are here."""
+        self._queue.extend(arrived)
 
     def batch(self, limit: int) -> list[Pending]:
         """The oldest blocks that can be written."""

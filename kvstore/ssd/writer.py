@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
 from epdserve.kvstore.ssd.disk import Bytes
-from epdserve.kvstore.ssd.inventory import Place
-from epdserve.kvstore.ssd.record import Name, finish_record, payload_crc32c
+from epdserve.kvstore.ssd.record import Name, finish_record
 from epdserve.kvstore.ssd.write_behind import Pending
 
 
@@ -46,32 +44,37 @@ class Writer:
         core = self._core
         by_slot = {pending.slot: pending for pending, _ in members}
         names = {pending.slot: name for pending, name in members}
-        written = self._write_data(directory, by_slot, names)
+        encoded: dict[int, bytes] = {}
+        written = self._write_data(directory, by_slot, self._finisher(by_slot, names, encoded))
         if written:
             with core.lock:
                 for slot in written:
-                    directory.table.set(slot, names[slot])
+                    directory.table.set_encoded(slot, encoded[slot])
             if not core.write_names(directory, written, sync=False):
                 written = []
         leaving = []
+        if directory.failed is not None:
+            written = []
         with core.lock:
-            for slot in written if directory.failed is None else ():
-                replaced = self._take_up(directory, by_slot.pop(slot), names[slot])
+            for slot in written:
+                replaced = core.inventory.add(directory, slot, names[slot])
+                core.queue.done(by_slot.pop(slot))
                 leaving += [replaced.directory] if replaced is not None else []
             for pending in by_slot.values():  # on a drive that failed
                 self._give_up(pending, SlotState.QUARANTINED, "failed")
+        core.metrics.took_up(stored=len(written) - len(leaving), replaced=len(leaving))
         for other in dict.fromkeys(leaving):
             core.settle(other)
 
     def _write_data(
-        self, directory: Directory, by_slot: dict[int, Pending], names: dict[int, Name]
+        self, directory: Directory, by_slot: dict[int, Pending], finish: Callable[[int], None]
     ) -> list[int]:
         """Bring records to disk durably; returns the slots that are there and gives the others up."""
         core = self._core
         if directory.failed is not None:
             return []
         items = [(slot, self._chunks(pending)) for slot, pending in by_slot.items()]
-        failed = directory.slots.write(items, first=self._finisher(by_slot, names))
+        failed = directory.slots.write(items, first=finish)
         for slot, error in failed.items():
             core.note_error(directory, "write", error)
             state = SlotState.FREE if error.errno == errno.ENOSPC else SlotState.QUARANTINED
@@ -91,27 +94,16 @@ class Writer:
         buffer, split = self._core.queue.buffers[pending.buffer], self._core.layout.end_offset
         return (buffer,) if pending.page is None else (pending.page[:split], buffer[split:])
 
-    def _finisher(self, by_slot: dict[int, Pending], names: dict[int, Name]) -> Callable[[int], None]:
+    def _finisher(
+        self, by_slot: dict[int, Pending], names: dict[int, Name], encoded: dict[int, bytes]
+    ) -> Callable[[int], None]:
         layout, buffers = self._core.layout, self._core.queue.buffers
 
         def finish(slot: int) -> None:
             pending = by_slot[slot]
-            buffer = buffers[pending.buffer]
-            header = replace(names[slot].header(), crc32c=0).encode()
-            buffer[layout.payload_bytes : layout.page_bytes].data[:] = header
-            names[slot] = replace(names[slot], payload_crc32c=payload_crc32c(buffer, layout, pending.page))
-            finish_record(buffer, layout, names[slot])
+            encoded[slot] = finish_record(buffers[pending.buffer], layout, names[slot], pending.page)
 
         return finish
-
-    def _take_up(self, directory: Directory, pending: Pending, name: Name) -> Place | None:
-        core = self._core
-        replaced = core.inventory.add(directory, pending.slot, name)
-        core.queue.done(pending)
-        core.metrics.stored.labels(result="stored" if replaced is None else "replaced").inc()
-        if replaced is not None:
-            core.metrics.evictions.labels(reason="replaced_by_exact").inc()
-        return replaced
 
     def _give_up(self, pending: Pending, state: SlotState, result: str) -> None:
         core = self._core
