@@ -42,7 +42,7 @@ class Admission:
 
     Args:
         submit: Puts a command into the step loop; used from the event loop when a pull has ended.
-        prepare: Begins to bring up what the store has of a task; ``prepared`` has to follow. None without a store.
+        prepare: Begins to bring up what the store has of a task; ``prepared`` follows, unless it says False.
         stop_preparing: Ends that early.
         offloader: Told of blocks that were hit here; None without a store.
     """
@@ -56,7 +56,7 @@ class Admission:
         *,
         submit: Callable[[Callable[[], None]], None],
         metrics: EngineMetrics,
-        prepare: Callable[[DecodeTask], None] | None = None,
+        prepare: Callable[[DecodeTask], bool] = lambda task: False,
         stop_preparing: Callable[[DecodeTask], None] = lambda task: None,
         offloader: Offloader | None = None,
     ) -> None:
@@ -223,10 +223,8 @@ class Admission:
         """Into the queue by way of the store; in front of it if it came earlier than those there."""
         task.phase = Phase.PREPARING
         self._preparing.add(task)
-        if self._prepare is None:
+        if not self._prepare(task):
             self.prepared(task, Prepared())
-        else:
-            self._prepare(task)
 
     def _drop_tail(self, task: DecodeTask) -> None:
         """Give the slot of a tail that was brought up back: it was used, or nobody wants it any more."""

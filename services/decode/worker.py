@@ -57,6 +57,45 @@ class DecodeWorker:
         self._tasks: dict[str, DecodeTask] = {}
 
     @property
+    def idle(self) -> bool:
+        """Whether no request is here, and none that was cancelled is still being pulled."""
+        return not self._tasks and not self._admission.pulling
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue, or on their way into it."""
+        return self._admission.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._admission.running
+
+    @property
+    def active(self) -> int:
+        """Requests in the batch, or being pulled."""
+        return self._admission.running + self._admission.pulling
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of requests that wait."""
+        return self._admission.queued_tokens
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Host memory that holds preempted requests."""
+        return self._admission.swapped_bytes
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt and output that are taken."""
+        return self._limits.max_context_tokens
+
+    def oldest_waiting_s(self) -> float:
+        """How long the first request in the queue has waited."""
+        return self._admission.oldest_waiting_s()
+
+    @property
     def tasks(self) -> int:
         """Requests in any phase."""
         return len(self._tasks)

@@ -15,9 +15,10 @@ from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.endpoint import to_wire
 from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.seat import Seat
 from epdserve.services.errors import Unavailable
 from epdserve.services.observability.metrics import MetricsServer, new_registry
-from epdserve.services.types import WIRE_VERSION, TransferEndpoint, WorkerInfo, WorkerRole, WorkerState
+from epdserve.services.types import WIRE_VERSION, TransferEndpoint, WorkerInfo, WorkerState
 from prometheus_client import CollectorRegistry
 
 
@@ -42,11 +43,8 @@ class EngineHost:
     def __init__(
         self,
         settings: EngineSettings,
+        seat: Seat,
         *,
-        worker: str,
-        incarnation: str,
-        role: WorkerRole,
-        host: str = "127.0.0.1",
         clock: Clock | None = None,
     ) -> None:
         """Load the model and take the memory; takes as long as the weights are big.
@@ -55,7 +53,7 @@ class EngineHost:
             Unavailable: The model directory, the transport or the metrics port cannot be used.
         """
         torch.set_num_threads(settings.threads)
-        self.settings, self.worker, self.incarnation, self.role = settings, worker, incarnation, role
+        self.settings, self.seat = settings, seat
         self.clock: Clock = clock or SystemClock()
         self.registry: CollectorRegistry = new_registry()
         self.metrics = EngineMetrics(self.registry)
@@ -66,14 +64,16 @@ class EngineHost:
         slot_metrics.watch("state", self.runner.state_slots.counts)
         slot_metrics.watch("staging", self.runner.staging_slots.counts)
         try:
-            self.transfer = NixlTransfer(worker, loopback_only=_is_loopback(host), metrics=transfer_metrics)
+            self.transfer = NixlTransfer(
+                seat.worker, loopback_only=_is_loopback(seat.host), metrics=transfer_metrics
+            )
             for region in self.runner.regions():
                 self.transfer.register(region)
         except TransferUnavailable as error:
             raise Unavailable(str(error)) from error
         transfer_metrics.watch(self.transfer.pending)
         self.endpoint: TransferEndpoint = to_wire(self.transfer.endpoint())
-        self._metrics_server = MetricsServer(self.registry, address=f"{host}:0")
+        self._metrics_server = MetricsServer(self.registry, address=f"{seat.host}:0")
 
     @property
     def metrics_address(self) -> str:
@@ -83,9 +83,9 @@ class EngineHost:
     def info(self, load: Load, *, address: str, state: WorkerState, max_context_tokens: int) -> WorkerInfo:
         """The facts of this moment."""
         return WorkerInfo(
-            worker=self.worker,
-            role=self.role,
-            incarnation=self.incarnation,
+            worker=self.seat.worker,
+            role=self.seat.role,
+            incarnation=self.seat.incarnation,
             address=address,
             metrics_address=self.metrics_address,
             state=state,

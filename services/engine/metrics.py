@@ -2,12 +2,51 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Protocol
 
 from epdserve.services.types import TokenSources
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _STAGE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class EngineWorker(Protocol):
+    """What a step loop runs, and what others ask about it from their threads."""
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of work that waits."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is here."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+
+    @property
+    def running(self) -> int:
+        """Requests in the step loop."""
+
+    @property
+    def active(self) -> int:
+        """Requests that have a place, those among them whose KV is still on its way."""
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Host memory that holds preempted requests."""
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest request that is taken."""
+
+    def oldest_waiting_s(self) -> float:
+        """How long the first request in the queue has waited."""
+
+    def step(self) -> bool:
+        """One step; whether there may be more to do at once."""
 
 
 class EngineMetrics:
@@ -54,14 +93,7 @@ class EngineMetrics:
         return cls(CollectorRegistry())
 
     def watch(
-        self,
-        *,
-        leaked_pages: Callable[[], float],
-        step_age_s: Callable[[], float],
-        waiting: Callable[[], float],
-        running: Callable[[], float],
-        oldest_waiting_s: Callable[[], float],
-        swapped_bytes: Callable[[], float],
+        self, worker: EngineWorker, *, leaked_pages: Callable[[], float], step_age_s: Callable[[], float]
     ) -> None:
         """Export the gauges of one worker. Call once per registry."""
         for name, help_text, read in (
@@ -71,10 +103,10 @@ class EngineMetrics:
                 leaked_pages,
             ),
             ("step_age_seconds", "Age of the running step, 0 between steps", step_age_s),
-            ("waiting_requests", "Requests that wait for pages or a state slot", waiting),
-            ("running_requests", "Requests in the step loop", running),
-            ("oldest_waiting_seconds", "Age of the request that waits longest", oldest_waiting_s),
-            ("swapped_bytes", "Host memory that holds preempted requests", swapped_bytes),
+            ("waiting_requests", "Requests that wait for a place", lambda: worker.waiting),
+            ("running_requests", "Requests in the step loop", lambda: worker.running),
+            ("oldest_waiting_seconds", "Age of the request that waits longest", worker.oldest_waiting_s),
+            ("swapped_bytes", "Host memory that holds preempted requests", lambda: worker.swapped_bytes),
         ):
             gauge = Gauge(f"epdserve_engine_{name}", help_text, registry=self._registry)
             gauge.set_function(read)

@@ -82,7 +82,7 @@ class Preparer:
         self._speeds, self._metrics = speeds, metrics
         self._blocks = BlockFetcher(runner, transfers, link, use, speeds=speeds, metrics=metrics)
         self._tails = TailFetcher(runner, transfers, link, use, metrics=metrics)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._places = asyncio.Semaphore(use.max_preparing)
         self._tasks: dict[RunningRequest, asyncio.Task[None]] = {}
 
@@ -93,11 +93,11 @@ class Preparer:
 
     def start(self, request: RunningRequest, on_ready: Callable[[Prepared], None]) -> None:
         """Bring up what there is; ``on_ready`` is called on the event loop exactly once, soon in any case."""
-        self._loop.call_soon_threadsafe(self._start, request, on_ready)
+        self.loop.call_soon_threadsafe(self._start, request, on_ready)
 
     def cancel(self, request: RunningRequest) -> None:
         """Stop at once; ``on_ready`` still comes."""
-        self._loop.call_soon_threadsafe(self._cancel, request)
+        self.loop.call_soon_threadsafe(self._cancel, request)
 
     async def stop(self) -> None:
         """Cancel everything."""
@@ -109,14 +109,14 @@ class Preparer:
 
     def _start(self, request: RunningRequest, on_ready: Callable[[Prepared], None]) -> None:
         prepared = Prepared()
-        task = self._loop.create_task(self._prepare(request, prepared), name="prepare")
+        task = self.loop.create_task(self._prepare(request, prepared), name="prepare")
         self._tasks[request] = task
 
         def ended(task: asyncio.Task[None]) -> None:
             """A callback and no ``finally``: a task that is cancelled before its first step runs none."""
             self._tasks.pop(request, None)
             if not task.cancelled() and (error := task.exception()) is not None:
-                self._loop.call_exception_handler({"message": "preparing broke", "exception": error})
+                self.loop.call_exception_handler({"message": "preparing broke", "exception": error})
             on_ready(prepared)
 
         task.add_done_callback(ended)

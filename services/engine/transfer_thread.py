@@ -93,6 +93,8 @@ class TransferThread:
             self._wake.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        else:
+            self._transfer.close()
 
     @property
     def outstanding(self) -> int:

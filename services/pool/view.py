@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from epdserve.services.errors import Unavailable
+from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.registry import Listing, Registry
 from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState
 
@@ -140,3 +142,17 @@ class ClusterView:
         while True:
             await self.refresh()
             await asyncio.sleep(self._refresh_s)
+
+
+@asynccontextmanager
+async def open_view(pool: PoolConfig, *, wait_s: float = 0.0) -> AsyncIterator[ClusterView]:
+    """A view with a registry connection of its own, for as long as the block runs; waits so long for a first answer."""
+    async with Registry(
+        pool.redis_url, namespace=pool.namespace, lease_s=pool.lease_s, timeout_s=pool.redis_timeout_s
+    ) as registry:
+        view = ClusterView(registry, lease_s=pool.lease_s, refresh_s=pool.refresh_s)
+        try:
+            await view.start(wait_s=wait_s)
+            yield view
+        finally:
+            await view.close()

@@ -5,7 +5,7 @@ each other. Then its rows run in chunks beside those of other prompts; blocks ar
 fill. At the end pages and tail are put under a lease, and the state slot is free.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ class PrefillWorker:
         incarnation: This life of the worker.
         lease_ttl_s: How long a handle is good for.
         offloader: Takes tails, and word of blocks that were hit here; None without a store.
-        prepare: Begins to bring up what the store has of a prompt; ``prepared`` has to follow. None without a store.
         speeds: Told how fast prompts are computed.
     """
 
@@ -55,14 +54,13 @@ class PrefillWorker:
         incarnation: str,
         lease_ttl_s: float,
         offloader: Offloader | None = None,
-        prepare: Callable[[PrefillTask], None] | None = None,
         speeds: SpeedMeter | None = None,
         metrics: EngineMetrics | None = None,
     ) -> None:
         self._runner, self._settings, self._leases = runner, settings, leases
         self._worker, self._incarnation, self._lease_ttl_s = worker, incarnation, lease_ttl_s
         self._metrics = metrics or EngineMetrics.unregistered()
-        self._offloader, self._prepare = offloader, prepare
+        self._offloader = offloader
         self._speeds = speeds or SpeedMeter(runner.clock)
         self._limits = RequestLimits.of(runner, settings)
         self._waiting = WaitingQueue[PrefillTask](max_overtakes=settings.max_overtakes)
@@ -84,6 +82,13 @@ class PrefillWorker:
     def active(self) -> int:
         """Prompts that are being run."""
         return len(self._active)
+
+    running = active
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Nothing is ever moved out here."""
+        return 0
 
     @property
     def idle(self) -> bool:
@@ -130,9 +135,6 @@ class PrefillWorker:
             return
         self._waiting.append(task)
         self._count_queued()
-        if self._prepare is not None:
-            task.ready = False
-            self._prepare(task)
 
     def prepared(self, task: PrefillTask, prepared: Prepared) -> None:
         """Let a task start, now that what the store has of it is here; one that has ended gives it back."""
