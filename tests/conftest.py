@@ -50,7 +50,23 @@ def _absent(config: pytest.Config) -> Counter[str]:
     return Counter(match[1] for reason in reasons if (match := _NEEDS.search(reason)))
 
 
+def _seconds_by_folder(reporter: pytest.TerminalReporter) -> list[tuple[float, str]]:
+    """What each folder of tests took, the longest first; tests that ran side by side count in full."""
+    seconds: Counter[str] = Counter()
+    for reports in reporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(report.nodeid.split("/")[:3]).partition("::")[0]] += report.duration
+    folders: Counter[str] = Counter()
+    for place, took in seconds.items():
+        folders[place.rpartition("/")[0] if place.endswith(".py") else place] += took
+    return sorted(((took, folder) for folder, took in folders.items() if took >= 1), reverse=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.verbose <= 0 and len(config.args) == 1:
+        for took, folder in _seconds_by_folder(terminalreporter):
+            terminalreporter.write_line(f"{took:6.0f} s  {folder}")
     for program, count in sorted(_absent(config).items()):
         terminalreporter.write_line(f"not run: {count} tests, this machine has no {program}", yellow=True)
 
