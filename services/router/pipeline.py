@@ -220,7 +220,10 @@ class Pipeline:
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:
-                result = await self._cluster.prefill(worker, job, timeout_s=_remaining_s(request.deadline_at))
+                with trail.waiting():
+                    result = await self._cluster.prefill(
+                        worker, job, timeout_s=_remaining_s(request.deadline_at)
+                    )
             except ServiceError as error:
                 raise _named(error, worker) from error
         trail.prefill = trail.prefill or result
@@ -242,7 +245,8 @@ class Pipeline:
                 with StallGuard(self._limits.decode_stall_s) as guard:
                     while True:
                         guard.begin()
-                        chunk = await anext(stream)
+                        with trail.waiting():
+                            chunk = await anext(stream)
                         guard.end()
                         if chunk.error is not None:
                             raise chunk.error.to_error()

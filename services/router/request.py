@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from epdserve.services.sampling import Grammar, SamplingParams
@@ -40,6 +43,7 @@ class Trail:
     Times are event loop times in seconds, 0 = not reached.
 
     Attributes:
+        waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
         prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
     """
 
@@ -48,6 +52,7 @@ class Trail:
     placed_at: float = 0.0
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
+    waited_s: float = 0.0
     prefill_worker: str = ""
     decode_worker: str = ""
     prefill: PrefillResult | None = None
@@ -55,6 +60,16 @@ class Trail:
     retries: int = 0
     resumes: int = 0
     lost_workers: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around an await on a worker."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        try:
+            yield
+        finally:
+            self.waited_s += loop.time() - began_at
 
     @property
     def cached_tokens(self) -> int:

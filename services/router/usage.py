@@ -72,7 +72,9 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
             "decode_recomputed": 0 if decode is None else decode.recomputed_tokens,
         },
         "ms": {
-            "router": _ms(trail.body_at, trail.placed_at),
+            "prepare": _ms(trail.body_at, trail.placed_at),
+            "router": round(1000 * (finished_at - trail.received_at - trail.waited_s), 3),
+            "workers": round(1000 * trail.waited_s, 3),
             "prefill_queue": 0.0 if prefill is None else round(prefill.queue_ms, 3),
             "prefill": 0.0 if prefill is None else round(prefill.run_ms, 3),
             "decode_queue": 0.0 if decode is None else round(decode.queue_ms, 3),
