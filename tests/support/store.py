@@ -303,8 +303,9 @@ class Stage:
 
     async def client(self, worker: str = "store-0") -> StoreClient:
         """A client of the present life of a store."""
-        info = await self.info(worker)
-        assert info is not None, f"{worker} is not listed"
+        async with asyncio.timeout(CALL_S):
+            while (info := await self.info(worker)) is None:  # noqa: ASYNC110 - the registry is another process
+                await asyncio.sleep(0.02)
         key = (worker, info.address)
         if key not in self._clients:
             client = StoreClient(info.address, token=TOKEN, worker=worker)
@@ -327,6 +328,7 @@ class Stage:
         """Nothing is held, leaked or miscounted in any store of this process."""
         for worker in self.runners:
             memory = self.service(worker)._memory
+            memory.tails.expire()
             memory.check()
             for pool, holder in ((memory.block_slots, memory.cache), (memory.tail_slots, memory.tails)):
                 assert pool.counts().held == len(holder), f"{worker}: {pool.counts()}, {len(holder)} held"
