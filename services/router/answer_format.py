@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.grammar import formats
 from epdserve.services.sampling import Grammar, GrammarKind
 
 
@@ -18,13 +19,14 @@ class AnswerFormat:
 
     Attributes:
         any_json: Any JSON object.
-        schema: JSON of this schema.
+        schema: JSON of this schema; ``strict`` refuses what of it cannot be enforced, otherwise that is ignored.
         grammar: Text of this grammar; unlike the other two, the prompt does not tell the model.
     """
 
     any_json: bool = False
     schema: Mapping[str, Any] | None = None
     grammar: Grammar | None = None
+    strict: bool = False
 
     @property
     def rendered(self) -> bool:
@@ -53,7 +55,7 @@ def of_response_format(value: Mapping[str, Any] | None, *, param: str = "respons
         schema = holder.get("schema") if isinstance(holder, Mapping) else None
         if not isinstance(schema, Mapping):
             raise InvalidRequest(f"{param} of type json_schema needs a schema that is an object", param=param)
-        return AnswerFormat(schema=schema)
+        return AnswerFormat(schema=schema, strict=holder.get("strict") is True)
     raise InvalidRequest(f"{param}.type must be one of text, json_object, json_schema", param=param)
 
 
@@ -70,6 +72,42 @@ def of_structured_outputs(value: Mapping[str, Any], *, param: str = "structured_
     return _READERS[name](asked, param)
 
 
+# Older names for parts of structured_outputs, as vLLM and SGLang had them
+OLD_NAMES: Final[dict[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+}
+
+
+def of_fields(
+    response_format: Mapping[str, Any] | None,
+    structured_outputs: Mapping[str, Any] | None,
+    extra: Mapping[str, Any],
+) -> AnswerFormat:
+    """What the content has to look like, by whichever name a body asks for it.
+
+    Args:
+        extra: Fields of the body that have no place of their own; older names are looked for among them.
+
+    Raises:
+        InvalidRequest: Asked for twice, or wrongly.
+    """
+    found = of_response_format(response_format)
+    asked = [] if found.free else [found]
+    if structured_outputs is not None:
+        asked.append(of_structured_outputs(structured_outputs))
+    for name, member in OLD_NAMES.items():
+        if (value := extra.get(name)) is not None:
+            asked.append(of_structured_outputs({member: value}, param=name))
+    if len(asked) > 1:
+        raise InvalidRequest("the answer's format is asked for more than once", param="response_format")
+    return asked[0] if asked else AnswerFormat()
+
+
 def _of_json(value: Any, param: str) -> AnswerFormat:
     if isinstance(value, str):
         try:
@@ -84,8 +122,7 @@ def _of_json(value: Any, param: str) -> AnswerFormat:
 def _of_choice(value: Any, param: str) -> AnswerFormat:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
         raise InvalidRequest(f"{param}: choice must be a list of strings that are not empty", param=param)
-    text = "start: " + " | ".join(orjson.dumps(one).decode() for one in value)
-    return AnswerFormat(grammar=Grammar(GrammarKind.LARK, text))
+    return AnswerFormat(grammar=formats.choice(value))
 
 
 def _of_text(kind: GrammarKind, value: Any, param: str) -> AnswerFormat:

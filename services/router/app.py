@@ -9,12 +9,14 @@ from importlib.metadata import version
 from typing import Any
 
 from epdserve.services.errors import Internal, InvalidRequest, ServiceError
+from epdserve.services.router.anthropic.endpoint import CountTokensEndpoint, MessagesEndpoint
+from epdserve.services.router.anthropic.shape import AnthropicErrors
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_errors import (
+    ErrorStyle,
     MethodNotAllowed,
     NotFound,
-    error_body,
     error_headers,
     status_of,
     unknown_model,
@@ -22,8 +24,12 @@ from epdserve.services.router.http_errors import (
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.openai_chat.endpoint import ChatEndpoint
 from epdserve.services.router.openai_chat.shape import Dialect
+from epdserve.services.router.openai_completions.endpoint import CompletionsEndpoint
+from epdserve.services.router.openapi import describe, is_anthropic
 from epdserve.services.router.parts import RouterParts, assemble
+from epdserve.services.router.responses.endpoint import ResponsesEndpoint
 from epdserve.services.router.tokenizer import RouterTokenizer
+from epdserve.services.router.tokens.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from epdserve.services.types import WorkerRole
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -41,6 +47,12 @@ class RouterApp(FastAPI):
     """
 
     direct: dict[str, ASGIApp]
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of the whole API, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi())
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch."""
@@ -73,6 +85,7 @@ def create_app(
             yield
         finally:
             await cluster.close()
+            parts.grammars.close()
 
     app = RouterApp(
         title="epdserve",
@@ -84,18 +97,47 @@ def create_app(
         redoc_url=None,
     )
     app.state.parts = parts
-    openai, deepseek = ChatEndpoint(parts, Dialect.OPENAI), ChatEndpoint(parts, Dialect.DEEPSEEK)
-    app.direct = {
-        "/v1/chat/completions": openai,
-        "/chat/completions": deepseek,
-        "/beta/chat/completions": deepseek,
-    }
+    app.direct = _direct_endpoints(parts)
     for path, endpoint in app.direct.items():
         # What is not POST learns from the framework which methods there are
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     _add_small_routes(app, parts)
     _add_error_handlers(app)
     return app
+
+
+def _style_of(path: str) -> ErrorStyle:
+    return AnthropicErrors() if is_anthropic(path) else ErrorStyle()
+
+
+def _direct_endpoints(parts: RouterParts) -> dict[str, ASGIApp]:
+    """What goes past the framework; ``openapi.py`` describes the same paths."""
+    openai, deepseek = ChatEndpoint(parts, Dialect.OPENAI), ChatEndpoint(parts, Dialect.DEEPSEEK)
+    completions, deepseek_completions = (
+        CompletionsEndpoint(parts),
+        CompletionsEndpoint(parts, usage_last=True),
+    )
+    messages, count = MessagesEndpoint(parts), CountTokensEndpoint(parts)
+    responses = ResponsesEndpoint(parts)
+    tokenize, detokenize = TokenizeEndpoint(parts), DetokenizeEndpoint(parts)
+    return {
+        "/v1/chat/completions": openai,
+        "/chat/completions": deepseek,
+        "/beta/chat/completions": deepseek,
+        "/v1/completions": completions,
+        "/completions": deepseek_completions,
+        "/beta/completions": deepseek_completions,
+        "/v1/messages": messages,
+        "/anthropic/v1/messages": messages,
+        "/v1/messages/count_tokens": count,
+        "/anthropic/v1/messages/count_tokens": count,
+        "/v1/responses": responses,
+        "/responses": responses,
+        "/tokenize": tokenize,
+        "/v1/tokenize": tokenize,
+        "/detokenize": detokenize,
+        "/v1/detokenize": detokenize,
+    }
 
 
 def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
@@ -160,32 +202,33 @@ def _authenticate(request: Request, parts: RouterParts) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    def answer(error: ServiceError) -> Response:
+    def answer(request: Request, error: ServiceError) -> Response:
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-        return Response(error_body(error), status_of(error), headers, "application/json")
+        body = _style_of(request.url.path).body(error, "")
+        return Response(body, status_of(error), headers, "application/json")
 
-    async def on_service_error(_: Request, error: Exception) -> Response:
+    async def on_service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
-        return answer(error)
+        return answer(request, error)
 
-    async def on_http_error(_: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
-            return answer(NotFound("no such path"))
+            return answer(request, NotFound("no such path"))
         if error.status_code == 405:
-            response = answer(MethodNotAllowed("the path does not take this method"))
+            response = answer(request, MethodNotAllowed("the path does not take this method"))
             response.headers.update(error.headers or {})
             if response.headers.get("allow") == "GET":
                 response.headers["allow"] = "GET, HEAD"
             return response
-        return answer(InvalidRequest(error.detail))
+        return answer(request, InvalidRequest(error.detail))
 
-    async def on_invalid(_: Request, error: Exception) -> Response:
+    async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return answer(InvalidRequest("a parameter of the request is invalid"))
+        return answer(request, InvalidRequest("a parameter of the request is invalid"))
 
-    async def on_bug(_: Request, error: Exception) -> Response:
-        return answer(Internal("the server failed"))
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return answer(request, Internal("the server failed"))
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
+from epdserve.services.errors import InvalidRequest
+from epdserve.services.grammar.tool_calls import Tool
 from epdserve.services.router.answer_format import AnswerFormat
-from epdserve.services.router.fields import Body
-from epdserve.services.router.grammar import Calling, Expected, check_schema, grammar_for
+from epdserve.services.router.grammar import Calling, Expected, Markers, check_schema, grammar_for
 from epdserve.services.router.options import Caller, Options, generation
 from epdserve.services.router.parsing import OutputParser, ParserOptions
 from epdserve.services.router.parts import RouterParts
@@ -21,7 +22,6 @@ from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.router.tools import ToolPlan
 from epdserve.services.sampling import Grammar
 
-BodyT = TypeVar("BodyT", bound=Body)
 ResultT = TypeVar("ResultT")
 
 # Below this, parsing and rendering cost less than the way to a thread and back
@@ -36,37 +36,51 @@ class Prepared:
 
     options: Options
     chat: RenderedChat
+    answer_format: AnswerFormat
     grammar: Grammar | None = None
 
 
-class ConversationEndpoint(GenerationEndpoint, Generic[BodyT]):
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A body that has been read.
+
+    Attributes:
+        unknown: Fields of it that nobody knows.
+        shape: How the answer is written, once the request has its name.
+        grammar_param: The field that errors of the grammar name.
+    """
+
+    prepared: Prepared
+    unknown: int
+    shape: Callable[[GenerateRequest], Shape]
+    grammar_param: str = "response_format"
+
+
+class ConversationEndpoint(GenerationEndpoint):
     """Messages in, a message out; a protocol says how they are read and how it is written."""
 
     @abstractmethod
-    def prepare(self, raw: bytes) -> tuple[BodyT, Prepared]:
-        """Read and render. Runs in any thread.
+    def read(self, raw: bytes) -> Read:
+        """Check and render. Runs in any thread.
 
         Raises:
             InvalidRequest, ModelNotFound: As the message says; ``param`` names the field.
         """
 
-    @abstractmethod
-    def shape(self, body: BodyT, prepared: Prepared, request: GenerateRequest) -> Shape:
-        """How the answer is written."""
-
     async def ask(self, raw: bytes, caller: Caller) -> Asked:
         """A checked request; see ``GenerationEndpoint``."""
         parts = self.parts
-        body, prepared = await off_the_loop(parts, len(raw), lambda: self.prepare(raw))
-        if unknown := body.unknown:
-            parts.metrics.unknown_fields.inc(unknown)
-        chat, options = prepared.chat, prepared.options
+        read = await off_the_loop(parts, len(raw), lambda: self.read(raw))
+        if read.unknown:
+            parts.metrics.unknown_fields.inc(read.unknown)
+        chat, options = read.prepared.chat, read.prepared.options
+        await check_grammar(read.prepared.grammar, parts, param=read.grammar_param)
         request = generation(
-            chat.tokens, options, parts, caller, effort=chat.effort, grammar=prepared.grammar
+            chat.tokens, options, parts, caller, effort=chat.effort, grammar=read.prepared.grammar
         )
         parsing = parser_options(options, parts)
         parsers = [OutputParser(chat, parts.tokenizer, parsing) for _ in range(options.n)]
-        return Asked(options, [request], parsers, self.shape(body, prepared, request))
+        return Asked(options, [request], parsers, read.shape(request))
 
 
 async def off_the_loop(parts: RouterParts, size: int, work: Callable[[], ResultT]) -> ResultT:
@@ -101,25 +115,29 @@ def expected_grammar(
     """
     if answer_format.schema is not None:
         check_schema(answer_format.schema, param="response_format")
-    expected = Expected(
-        answer_format, plan.calling, _functions(chat.schemas, plan), plan.several, chat.in_calls
-    )
     stage = chat.parsing.thinking_initial_stage
     reasoning = stage is not None and stage.starts_in_reasoning()
-    return grammar_for(
-        expected,
-        dsml_id=tokenizer.dsml_id,
-        after_token=tokenizer.think_end_id if reasoning else None,
-        read_tokens=chat.prefix_tokens,
-    )
+    markers = Markers(tokenizer.dsml_id, tokenizer.eos_id, tokenizer.think_end_id if reasoning else None)
+    tools = [
+        Tool(name, schema if schema else None, name in plan.strict) for name, schema in chat.schemas.items()
+    ]
+    if plan.calling is Calling.STRICT:
+        # Beside strict functions, one that is not strict takes anything
+        tools = [tool if tool.strict else Tool(tool.name, None) for tool in tools]
+    expected = Expected(answer_format, plan.calling, tools, plan.several, chat.in_calls)
+    return grammar_for(expected, markers, read_tokens=chat.prefix_tokens)
 
 
-def _functions(
-    schemas: Mapping[str, Mapping[str, Any]], plan: ToolPlan
-) -> dict[str, Mapping[str, Any]] | None:
-    """Schemas to enforce; a function that is not strict beside strict ones takes anything."""
-    if not schemas:
-        return None
-    if plan.calling is not Calling.STRICT:
-        return dict(schemas)
-    return {name: schema if name in plan.strict else {} for name, schema in schemas.items()}
+async def check_grammar(grammar: Grammar | None, parts: RouterParts, *, param: str) -> None:
+    """Let a grammar pass before anything is spent on its request.
+
+    Raises:
+        InvalidRequest: It cannot be enforced; ``param`` names the field that asked for it.
+    """
+    if grammar is None:
+        return
+    try:
+        await parts.grammars.check(grammar)
+    except InvalidRequest as error:
+        error.param = param
+        raise

@@ -1,29 +1,24 @@
-"""The grammar that a request's output must follow, as text for the decode worker, which runs it.
+"""Which grammar a request's output must follow: content, calls or either, and from where on.
 
-Content is constrained after the reasoning; a forced call stands right after it. Values of string parameters are any
-text without the marker: a model cannot write their end tag without it.
+What the grammars say stands in ``services/grammar``; decode workers run them. Content is constrained after the
+reasoning; a forced call stands right after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-import orjson
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.grammar import formats
+from epdserve.services.grammar.tool_calls import Start, Tool, tool_calls
 from epdserve.services.router.answer_format import AnswerFormat
 from epdserve.services.sampling import Grammar, GrammarKind
-from llguidance import LLMatcher
 
-Schema = Mapping[str, Any]
-
-_ANY_OBJECT: Final = '{"type":"object"}'
-# Both are about what a compiler may take; a schema within them compiles in milliseconds
-_LONGEST_TEXT: Final = 256 * 1024
+# A schema deeper than this is nobody's; what walks it may recurse
 _DEEPEST: Final = 64
-_DEFINITIONS: Final = ("$defs", "definitions")
 
 
 class Calling(Enum):
@@ -39,149 +34,80 @@ class Expected:
     """What an output may be.
 
     Attributes:
-        functions: Parameters of each function that may be called.
+        tools: Functions that may be called.
         several: More than one call may come.
         in_calls: The prompt has opened the block of calls.
     """
 
     content: AnswerFormat
     calling: Calling = Calling.FREE
-    functions: Mapping[str, Schema] | None = None
+    tools: Sequence[Tool] = ()
     several: bool = True
     in_calls: bool = False
 
 
-def grammar_for(
-    expected: Expected, *, dsml_id: int, after_token: int | None, read_tokens: int = 0
-) -> Grammar | None:
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """Ids that say where things begin and end; ``think_end`` is None if the output begins after the reasoning."""
+
+    dsml: int
+    eos: int
+    think_end: int | None = None
+
+
+def grammar_for(expected: Expected, markers: Markers, *, read_tokens: int = 0) -> Grammar | None:
     """The grammar, None if any output will do.
 
     Args:
-        after_token: Ends the reasoning; None if the request does not think.
-        read_tokens: As ``Grammar`` has it; not told to a grammar that waits for ``after_token``.
+        read_tokens: As ``Grammar`` has it; not told to a grammar that waits for the end of the reasoning.
 
     Raises:
-        InvalidRequest: A schema or grammar that cannot be compiled; ``param`` names the field.
+        InvalidRequest: Tools that no call can hold, or a combination that is not served.
     """
-    text = _text(expected, dsml_id)
-    if text is None:
-        return None
-    kind, source = text
-    read = read_tokens if after_token is None else 0
-    grammar = Grammar(kind, source, after_token, read)
-    _check(grammar, "tools" if expected.calling is not Calling.FREE else "response_format")
-    return grammar
-
-
-def _text(expected: Expected, dsml_id: int) -> tuple[GrammarKind, str] | None:
-    content = expected.content
-    if expected.calling is Calling.FREE and not expected.functions:
-        if content.grammar is not None:
-            return content.grammar.kind, content.grammar.text
-        if content.free:
+    content, tools = expected.content, expected.tools
+    # Calls inside the reasoning would go past a grammar that waits for its end
+    held = () if markers.think_end is None else (markers.eos, markers.dsml)
+    if tools and expected.calling is Calling.FORCED:
+        start = Start.BLOCK if expected.in_calls else Start.CONTENT
+        calls = _calls(expected, markers, start)
+        return replace(calls, after_token=markers.think_end, forbidden_before=held)
+    if content.free:
+        if not tools or expected.calling is Calling.FREE:
             return None
-        return GrammarKind.JSON_SCHEMA, _json(content)
-    if expected.calling is Calling.FREE and content.free:
-        return None
-    return GrammarKind.LARK, _lark(expected, f"<[{dsml_id}]>")
+        return replace(_calls(expected, markers, Start.MARKER), after_token=markers.dsml)
+    grammar = _content(content)
+    if tools:
+        grammar = _either(grammar, _calls(expected, markers, Start.CONTENT))
+    if markers.think_end is None:
+        return replace(grammar, read_tokens=read_tokens)
+    return replace(grammar, after_token=markers.think_end, forbidden_before=held if tools else held[:1])
 
 
-def _json(content: AnswerFormat) -> str:
-    return _ANY_OBJECT if content.schema is None else dumped(content.schema)
+def _calls(expected: Expected, markers: Markers, start: Start) -> Grammar:
+    return tool_calls(expected.tools, marker_id=markers.dsml, start=start, many=expected.several)
 
 
-def _lark(expected: Expected, marker: str) -> str:
-    """Content or calls, in llguidance's dialect of Lark."""
-    rules = {"start": "", **_call_rules(expected, marker)}
-    calls = rules.pop("calls")
-    block = f'"<" {marker} " calls>\\n" {calls}'
-    if expected.in_calls:
-        rules["start"] = calls  # the prompt ends with the opening tag
-    elif expected.calling is Calling.FORCED:
-        rules["start"] = f'"\\n\\n"? {block}'
-    elif expected.content.free:
-        # Text, or text that ends in the first letter of a tag whose marker follows
-        rules["start"] = "TEXT | BEFORE_TAG " + block.removeprefix('"<" ')
-        rules["TEXT"], rules["BEFORE_TAG"] = r"/(.|\n)*/", r"/(.|\n)*</"
-    else:
-        rules["start"] = f'"\\n\\n"? {block}'
-        rules["content"] = _content_rule(expected.content)
-    return "\n".join(f"{name}: {body}" for name, body in rules.items())
+def _content(content: AnswerFormat) -> Grammar:
+    if content.grammar is not None:
+        return content.grammar
+    if content.schema is None:
+        return formats.json_object()
+    return formats.json_schema(content.schema, strict=content.strict)
 
 
-def _content_rule(content: AnswerFormat) -> str:
-    if content.grammar is None:
-        return f"%json {_json(content)}"
-    if content.grammar.kind is GrammarKind.REGEX:
-        return f"/{content.grammar.text.replace('/', chr(92) + '/')}/"
-    raise InvalidRequest(
-        "a grammar for the content cannot be combined with tools", param="structured_outputs"
-    )
-
-
-def _call_rules(expected: Expected, marker: str) -> dict[str, str]:
-    """A rule for each function, and under ``calls`` what stands after the opening tag of the block."""
-    rules: dict[str, str] = {}
-    names = []
-    free = expected.calling is Calling.FREE
-    for number, (name, schema) in enumerate((expected.functions or {}).items()):
-        rule = f"call{number}"
-        names.append(rule)
-        parameters = " ".join(["any*"] if free else _parameters(schema, marker))
-        head = dumped(f' invoke name="{name}">\n')
-        rules[rule] = f'"<" {marker} {head} {parameters} "\\n"? "</" {marker} " invoke>\\n"'
-    alternatives = " | ".join(names)
-    repeat = "+" if expected.several else ""
-    rules["calls"] = f'({alternatives}){repeat} "</" {marker} " calls>"'
-    value = r'("\" string=\"true\">" VALUE | "\" string=\"false\">" json "</")'
-    rules["any"] = rf'"<" {marker} " parameter name=\"" NAME {value} {marker} " parameter>\n"'
-    rules["json"] = "%json {}"
-    rules["NAME"] = r'/[^"<>\n]+/'
-    rules["VALUE"] = r"/(.|\n)*<\//"
-    return rules
-
-
-def _parameters(schema: Schema, marker: str) -> list[str]:
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or not properties:
-        return ["any*"] if schema.get("additionalProperties", True) is not False else []
-    required = schema.get("required")
-    needed = set(required) if isinstance(required, list) else set()
-    shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
-    return [
-        _parameter(name, one, shared, marker) + ("" if name in needed else "?")
-        for name, one in properties.items()
-    ]
-
-
-def _parameter(name: str, schema: Any, shared: Mapping[str, Any], marker: str) -> str:
-    end = f'{marker} " parameter>\\n"'
-    if isinstance(schema, Mapping) and schema.get("type") == "string" and "$ref" not in schema:
-        head = dumped(f' parameter name="{name}" string="true">')
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and all(isinstance(value, str) for value in values) and values:
-            choice = " | ".join(dumped(value) for value in values)
-            return f'("<" {marker} {head} ({choice}) "</" {end})'
-        return f'("<" {marker} {head} VALUE {end})'
-    head = dumped(f' parameter name="{name}" string="false">')
-    whole = {**schema, **shared} if isinstance(schema, Mapping) else {}
-    return f'("<" {marker} {head} %json {dumped(whole)} "</" {end})'
-
-
-def dumped(value: Any) -> str:
-    """JSON text, which is how Lark writes strings as well.
-
-    Raises:
-        InvalidRequest: Nested too deeply, or something that JSON does not know.
-    """
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"a schema cannot be used: {error}", param="tools") from None
+def _either(content: Grammar, calls: Grammar) -> Grammar:
+    """Content or calls."""
+    if content.kind is GrammarKind.LARK:
+        raise InvalidRequest("a grammar of the content does not go with tools", param="structured_outputs")
+    rule = f"%json {content.text}"
+    if content.kind is GrammarKind.REGEX:
+        rule = "/" + content.text.replace("/", r"\/") + "/"
+    text = calls.text.replace("start: ", "calls: ", 1)
+    return Grammar(GrammarKind.LARK, f"start: content | calls\ncontent: {rule}\n{text}")
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Refuse a schema that no compiler should see.
+    """Refuse a schema that nothing should walk.
 
     Raises:
         InvalidRequest: Nested deeper than 64 levels.
@@ -197,23 +123,3 @@ def check_schema(schema: Any, *, param: str) -> None:
         if not level:
             return
     raise InvalidRequest(f"{param}: a schema may be nested {_DEEPEST} levels deep", param=param)
-
-
-def _check(grammar: Grammar, param: str) -> None:
-    if len(grammar.text) > _LONGEST_TEXT:
-        raise InvalidRequest(
-            f"{param}: the schemas are too large: over {_LONGEST_TEXT} characters", param=param
-        )
-    source = (
-        LLMatcher.grammar_from_json_schema(grammar.text)
-        if grammar.kind is GrammarKind.JSON_SCHEMA
-        else LLMatcher.grammar_from_regex(grammar.text)
-        if grammar.kind is GrammarKind.REGEX
-        else LLMatcher.grammar_from_lark(grammar.text)
-    )
-    if problem := LLMatcher.validate_grammar(source, None):
-        raise InvalidRequest(f"{param}: {_said(problem)}", param=param)
-
-
-def _said(problem: str) -> str:
-    return problem.splitlines()[0][:300]

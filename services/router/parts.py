@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from epdserve.services.grammar.checking import GrammarChecks
 from epdserve.services.policy.admission import AdmissionLimits
 from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.auth import KeyRing
@@ -34,6 +35,7 @@ class RouterParts:
     bodies: ByteBudget
     keys: KeyRing
     heavy_renders: asyncio.Semaphore
+    grammars: GrammarChecks
     metrics: RouterMetrics
 
     @property
@@ -80,5 +82,6 @@ def assemble(
         bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
         keys=KeyRing.from_file(config.keys_file),
         heavy_renders=asyncio.Semaphore(max(1, (os.cpu_count() or 1) - 1)),  # one core is the event loop's
+        grammars=GrammarChecks(),
         metrics=metrics if metrics is not None else RouterMetrics(),
     )

@@ -19,18 +19,25 @@ class RawParser:
 
     Args:
         show_special: Tokens that the tokenizer calls special are spelled out, too; EOS never is.
+        discard: Nothing of the output is wanted; it ends with its first tokens and counts none.
     """
 
     reasoning_tokens: int | None = None
 
     def __init__(
-        self, tokenizer: RouterTokenizer, options: ParserOptions, *, show_special: bool = False
+        self,
+        tokenizer: RouterTokenizer,
+        options: ParserOptions,
+        *,
+        show_special: bool = False,
+        discard: bool = False,
     ) -> None:
         self._vocabulary = tokenizer.vocabulary
         self._silent = frozenset(options.stop_token_ids) | {tokenizer.eos_id}
         if not show_special:
             self._silent |= tokenizer.vocabulary.special_ids
         self._decoder = TextDecoder()
+        self._discard = discard
         self._filter = StopFilter(StopMatcher(options.stops, include=options.include_stop))
         self.completion_tokens = 0
         self.answered = False
@@ -44,6 +51,8 @@ class RawParser:
     def push(self, ids: Iterable[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
         """Text that these ids complete; see ``Parser``."""
         deltas: list[Delta] = []
+        if self._discard:
+            self.ending = Ending("length")
         for token, told in zip_longest(ids, logprobs):
             if self.ending is not None:
                 break

@@ -53,12 +53,15 @@ _WANTED: Final = {
 }
 
 
-def located(error: Exception, convert: Convert, messages: Items, tools: Items) -> InvalidRequest:
+def located(
+    error: Exception, convert: Convert, messages: Items, tools: Items, *, messages_name: str = "messages"
+) -> InvalidRequest:
     """The error of a client's request for what the recipe raised.
 
     Args:
         error: One of ``REFUSALS``, raised by ``convert(messages, tools)``.
         convert: Tries other messages and tools with everything else of the request as it was.
+        messages_name: What the protocol calls its messages.
 
     Returns:
         With ``param`` = "messages[i]" or "tools[i]"; "messages" or "tools" if it is no single one's fault, or
@@ -67,6 +70,8 @@ def located(error: Exception, convert: Convert, messages: Items, tools: Items) -
     said = _said(error)
     place = _place(said, convert, messages, tools)
     words = _in_plain_words(said)
+    if place is not None and place.startswith("messages"):
+        place = messages_name + place.removeprefix("messages")
     if place is not None and not words.startswith(f"Invalid '{place}"):
         words = f"{place}: {words}"
     return InvalidRequest(words, param=place)

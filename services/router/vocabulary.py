@@ -71,19 +71,20 @@ class Vocabulary:
         }
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """Text of the ids, markers spelled out; what is no UTF-8 becomes U+FFFD.
+        """Text of the ids, markers spelled out; what is no UTF-8 becomes U+FFFD."""
+        return b"".join(map(self.bytes_of, ids)).decode("utf-8", "replace")
+
+    def check(self, ids: Sequence[int], *, param: str) -> None:
+        """Refuse ids that stand for nothing.
 
         Raises:
-            InvalidRequest: An id outside the vocabulary.
+            InvalidRequest: One of them is outside the vocabulary.
         """
-        parts = []
         for token in ids:
             if token not in self:
                 raise InvalidRequest(
-                    f"token id {token} is outside the vocabulary of {len(self)}", param="tokens"
+                    f"token id {token} is outside the vocabulary of {len(self)}", param=param
                 )
-            parts.append(self.bytes_of(token))
-        return b"".join(parts).decode("utf-8", "replace")
 
     def name_of(self, token: int) -> str:
         """A token as log-probabilities call it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from epdserve.services.errors import InvalidRequest
-from epdserve.services.router.answer_format import AnswerFormat, of_response_format, of_structured_outputs
+from epdserve.services.router.answer_format import OLD_NAMES, AnswerFormat, of_fields
 from epdserve.services.router.effort import EFFORTS_TAKEN, SWITCHES_TAKEN
 from epdserve.services.router.fields import Part, SamplingBody, TokenCount, Top, unless
 from epdserve.services.router.options import Options
@@ -26,17 +26,6 @@ class TemplateArguments(Part):
     thinking: StrictBool | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: StrictStr | StrictInt | None = None
-
-
-# Older names for parts of structured_outputs, as vLLM and SGLang had them
-_FORMATS = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-}
 
 
 class ChatBody(SamplingBody):
@@ -106,7 +95,7 @@ class ChatBody(SamplingBody):
     @property
     def unknown(self) -> int:
         """How many fields of the body nobody knows."""
-        return sum(name not in self.unserved and name not in _FORMATS for name in self.model_extra or ())
+        return sum(name not in self.unserved and name not in OLD_NAMES for name in self.model_extra or ())
 
     def options(self) -> Options:
         """What is asked for besides the prompt.
@@ -128,21 +117,8 @@ class ChatBody(SamplingBody):
         )
 
     def answer_format(self) -> AnswerFormat:
-        """What the content has to look like, by whichever name it is asked for.
-
-        Raises:
-            InvalidRequest: Asked for twice, or wrongly.
-        """
-        found = of_response_format(self.response_format)
-        asked = [] if found.free else [found]
-        if self.structured_outputs is not None:
-            asked.append(of_structured_outputs(self.structured_outputs))
-        for name, member in _FORMATS.items():
-            if (value := (self.model_extra or {}).get(name)) is not None:
-                asked.append(of_structured_outputs({member: value}, param=name))
-        if len(asked) > 1:
-            raise InvalidRequest("the answer's format is asked for more than once", param="response_format")
-        return asked[0] if asked else AnswerFormat()
+        """What the content has to look like. Raises as ``of_fields``."""
+        return of_fields(self.response_format, self.structured_outputs, self.model_extra or {})
 
     def wish(self) -> Wish:
         """The tool choice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from epdserve.services.router.conversation import ConversationEndpoint, Prepared
+from epdserve.services.router.conversation import ConversationEndpoint, Prepared, Read
 from epdserve.services.router.fields import parse_body, parse_json
 from epdserve.services.router.openai_chat.body import ChatBody
 from epdserve.services.router.openai_chat.prepare import prepare
@@ -14,20 +14,21 @@ from epdserve.services.router.prompt_logprobs import PromptTold
 from epdserve.services.router.request import GenerateRequest
 
 
-class ChatEndpoint(ConversationEndpoint[ChatBody]):
+class ChatEndpoint(ConversationEndpoint):
     """Chat completions in one dialect."""
 
     def __init__(self, parts: RouterParts, dialect: Dialect) -> None:
         super().__init__(parts)
         self._dialect = dialect
 
-    def prepare(self, raw: bytes) -> tuple[ChatBody, Prepared]:
-        """Read and render; see ``ConversationEndpoint``."""
+    def read(self, raw: bytes) -> Read:
+        """Check and render; see ``ConversationEndpoint``."""
         body = parse_body(ChatBody, parse_json(raw))
-        return body, prepare(body, self.parts)
+        prepared = prepare(body, self.parts)
+        asks_for = "tools" if prepared.answer_format.free else "response_format"
+        return Read(prepared, body.unknown, lambda request: self._shape(body, prepared, request), asks_for)
 
-    def shape(self, body: ChatBody, prepared: Prepared, request: GenerateRequest) -> ChatShape:
-        """How the answer is written."""
+    def _shape(self, body: ChatBody, prepared: Prepared, request: GenerateRequest) -> ChatShape:
         head = ChatHead(
             answer_id="chatcmpl-" + request.request_id,
             model=body.model,

@@ -37,4 +37,6 @@ def prepare(body: ChatBody, parts: RouterParts) -> Prepared:
         body.conversation(), effort, [dict(tool) for tool in plan.tools], plan.mode, answer_format
     )
     chat = parts.renderer.render(prompt, max_tokens=context_tokens(parts))
-    return Prepared(options, chat, expected_grammar(chat, plan, answer_format, parts.tokenizer))
+    return Prepared(
+        options, chat, answer_format, expected_grammar(chat, plan, answer_format, parts.tokenizer)
+    )

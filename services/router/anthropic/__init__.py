@@ -1,0 +1,1 @@
+"""``/v1/messages`` and ``count_tokens``: Anthropic's protocol, also under ``/anthropic``."""

@@ -1,0 +1,1 @@
+"""``completions``: raw prompts, several at once if wanted, and text in the middle (FIM)."""

@@ -1,0 +1,1 @@
+"""``/v1/responses``, without state: what a client wants remembered it sends again."""
