@@ -42,6 +42,7 @@ class ServerFigures:
     together: list[Outcome]
     added_s: list[float]
     http_s: list[float]
+    router_s: list[float]
     prepare_s: list[float]
     handoff_s: list[float]
     handoff_bytes: int
@@ -87,7 +88,8 @@ async def measure_server(plan: Plan, server: Mapping[str, Any]) -> ServerFigures
         together=together,
         added_s=[added_s(outcome) for outcome in singles],
         http_s=http,
-        prepare_s=[outcome.receipt["ms"]["router"] / 1e3 for outcome in singles],
+        router_s=[outcome.receipt["ms"]["router"] / 1e3 for outcome in singles],
+        prepare_s=[outcome.receipt["ms"]["prepare"] / 1e3 for outcome in singles],
         handoff_s=handoff,
         handoff_bytes=nbytes,
     )
