@@ -15,7 +15,7 @@ from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.http_errors import ErrorStyle
 from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
-from epdserve.services.router.request import Trail
+from epdserve.services.router.request import Trail, now
 from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ class Endpoint(ABC):
 
     async def _serve(self, exchange: Exchange) -> None:
         parts, config = self.parts, self.parts.config
-        loop = asyncio.get_running_loop()
-        trail = Trail(received_at=loop.time())
+        trail = Trail(received_at=now())
         key_name = parts.keys.authenticate(
             authorization=exchange.header("authorization"), api_key=exchange.header("x-api-key")
         )
@@ -94,7 +93,7 @@ class Endpoint(ABC):
             raw = await exchange.read_body(
                 max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s, take=share.take
             )
-            trail.body_at = loop.time()
+            trail.body_at = now()
             async with exchange.watch_client():
                 await self.handle(exchange, raw, caller, trail)
 

@@ -27,7 +27,7 @@ from epdserve.services.errors import (
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
-from epdserve.services.router.request import GenerateRequest, Trail
+from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.routing import Life, Placer, Route
 from epdserve.services.types import (
     DecodeJob,
@@ -146,7 +146,7 @@ class Pipeline:
                     raise
                 await asyncio.sleep(_POLL_S)
                 continue
-            trail.placed_at = trail.placed_at or loop.time()
+            trail.placed_at = trail.placed_at or now()
             trail.prefill_worker, trail.decode_worker = route.prefill.worker, route.decode.worker
             return route
 
@@ -227,7 +227,7 @@ class Pipeline:
             except ServiceError as error:
                 raise _named(error, worker) from error
         trail.prefill = trail.prefill or result
-        trail.prefilled_at = trail.prefilled_at or asyncio.get_running_loop().time()
+        trail.prefilled_at = trail.prefilled_at or now()
         return result
 
     async def _decode(
@@ -254,7 +254,7 @@ class Pipeline:
                             raise WorkerLost(f"expected output {offset}, got {chunk.offset}")
                         offset = chunk.end
                         pulled = True
-                        trail.first_token_at = trail.first_token_at or loop.time()
+                        trail.first_token_at = trail.first_token_at or now()
                         trail.decode = chunk.receipt or trail.decode
                         yield chunk
                         if chunk.finish_reason is not None:

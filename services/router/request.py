@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from epdserve.services.sampling import Grammar, SamplingParams
 from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, TokenIds
+
+
+now = perf_counter  # seconds; an event loop's own clock may tick in whole milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class GenerateRequest:
 class Trail:
     """What happened to one choice of a request on its way: for usage, receipts and metrics. Written by the pipeline.
 
-    Times are event loop times in seconds, 0 = not reached.
+    Times are those of ``now``, 0 = not reached.
 
     Attributes:
         waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
@@ -64,12 +67,11 @@ class Trail:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around an await on a worker."""
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
+        began_at = now()
         try:
             yield
         finally:
-            self.waited_s += loop.time() - began_at
+            self.waited_s += now() - began_at
 
     @property
     def cached_tokens(self) -> int:

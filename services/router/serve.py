@@ -16,7 +16,7 @@ from epdserve.services.router.events import Delta, Ending, Message, Parser
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.feed import TokenFeed
 from epdserve.services.router.options import Caller, Options
-from epdserve.services.router.request import GenerateRequest, Trail
+from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.usage import Totals, Usage, receipt_of
 from epdserve.services.types import PrefillResult, TokenChunk
 
@@ -212,8 +212,7 @@ class Run:
     def _totals(self) -> Totals:
         if not self._asked.options.receipt:
             return Totals(self._usage())
-        finished_at = asyncio.get_running_loop().time()
-        receipt = receipt_of(self._asked.requests[0], self._trails[0], finished_at=finished_at)
+        receipt = receipt_of(self._asked.requests[0], self._trails[0], finished_at=now())
         return Totals(self._usage(), receipt)
 
     def _record(self) -> None:
@@ -232,7 +231,7 @@ class Run:
         if first.first_token_at:
             metrics.ttft.observe(first.first_token_at - first.received_at)
         if not self._open:
-            metrics.e2e.observe(asyncio.get_running_loop().time() - first.received_at)
+            metrics.e2e.observe(now() - first.received_at)
         for parser in self._asked.parsers:
             metrics.invalid_calls.inc(parser.invalid_calls)
             if parser.ending is not None and parser.ending.reason == "stop" and not parser.answered:

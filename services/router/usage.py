@@ -53,7 +53,7 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
     """The ``epdserve`` object: where tokens came from, what was recomputed, milliseconds by stage, workers.
 
     Args:
-        finished_at: Event loop time of the last token.
+        finished_at: Time of the last token, by ``now``.
     """
     prefill, decode = trail.prefill, trail.decode
     receipt: dict[str, Any] = {
