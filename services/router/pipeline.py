@@ -235,7 +235,6 @@ class Pipeline:
     ) -> AsyncGenerator[TokenChunk, None]:
         """Chunks of a decode worker, checked for gaps; the lease is given back if no token ever came."""
         assert job.handle is not None
-        loop = asyncio.get_running_loop()
         offset = len(job.emitted)
         worker = route.decode.worker
         pulled = False

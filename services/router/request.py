@@ -10,7 +10,6 @@ from time import perf_counter
 from epdserve.services.sampling import Grammar, SamplingParams
 from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, TokenIds
 
-
 now = perf_counter  # seconds; an event loop's own clock may tick in whole milliseconds
 
 
