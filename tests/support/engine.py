@@ -23,11 +23,15 @@ from epdserve.services.decode.worker import DecodeWorker
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.loop_thread import LoopThread
 from epdserve.services.engine.metrics import EngineMetrics
+from epdserve.services.engine.onboard import FoundTail
+from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Runner
+from epdserve.services.engine.tail_fetch import StagedTail
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.local.peers import LocalPeers
-from epdserve.services.prefill.worker import PrefillTask, PrefillWorker
+from epdserve.services.prefill.task import PrefillTask
+from epdserve.services.prefill.worker import PrefillWorker
 from epdserve.services.types import (
     DecodeJob,
     PrefillJob,
@@ -66,12 +70,31 @@ def prompt(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, 7]).integers(10, 500, length)
 
 
+class TailShelf:
+    """Takes what a worker would offer to the store of its machine, and keeps the tails."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.tails: dict[int, FoundTail] = {}  # by position
+        self.touched: list[list[bytes]] = []
+
+    def offer_tail(self, request: RunningRequest) -> None:
+        record = torch.empty(self.runner.tail_layout.nbytes, dtype=torch.uint8)
+        checksum = self.runner.write_tail(request, record, None)
+        position = request.next_row
+        self.tails[position] = FoundTail(position, record, checksum, request.is_exact(position))
+
+    def touch(self, hashes: list[bytes]) -> None:
+        self.touched.append(list(hashes))
+
+
 class PrefillBench:
     """A prefill worker driven by hand."""
 
     def __init__(self, *, lease_ttl_s: float = 30.0, **changes: object) -> None:
         self.clock = ManualClock()
         self.runner = make_runner(self.clock, **changes)
+        self.shelf = TailShelf(self.runner)
         self.leases = LeaseTable(self.clock)
         self.worker = PrefillWorker(
             self.runner,
@@ -80,18 +103,38 @@ class PrefillBench:
             worker="prefill-0",
             incarnation="1",
             lease_ttl_s=lease_ttl_s,
+            offloader=self.shelf,  # type: ignore[arg-type]
         )
 
     def submit(
-        self, tokens: Sequence[int] | np.ndarray, *, exact: bool = False, tenant: bytes = TENANT
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        *,
+        exact: bool = False,
+        tenant: bytes = TENANT,
+        tail_at: int | None = None,
+        tail: FoundTail | None = None,
     ) -> PrefillTask:
-        task = self.worker.new_task(PrefillJob("r", token_ids(np.asarray(tokens)), tenant, exact))
+        """Queue a prompt; ``tail`` is what was brought up for it."""
+        job = PrefillJob("r", token_ids(np.asarray(tokens)), tenant, exact, tail_at=tail_at)
+        task = self.worker.new_task(job)
+        if tail is not None:
+            staging = self.runner.staging_slots.acquire()
+            assert staging is not None
+            task.prepared.tail = StagedTail(tail, staging)
         self.worker.enqueue(task)
         return task
 
-    def run(self, tokens: Sequence[int] | np.ndarray, *, exact: bool = False) -> PrefillResult:
+    def run(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        *,
+        exact: bool = False,
+        tail_at: int | None = None,
+        tail: FoundTail | None = None,
+    ) -> PrefillResult:
         """Prefill one prompt to its end."""
-        task = self.submit(tokens, exact=exact)
+        task = self.submit(tokens, exact=exact, tail_at=tail_at, tail=tail)
         while self.worker.step():
             pass
         return task.done.result(timeout=0)
@@ -173,6 +216,7 @@ class DecodeBench:
         self.prefill = prefill or PrefillBench()
         self.clock, self.leases, self.fabric = self.prefill.clock, self.prefill.leases, LocalFabric()
         self.runner = make_runner(self.clock, **changes)
+        self.shelf = TailShelf(self.runner)
         self.chunks: dict[str, list[TokenChunk]] = {}
         self.steps: list[list[TokenChunk]] = []
         self._commands: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -207,6 +251,7 @@ class DecodeBench:
             publish=self._publish,
             chunk_tokens=engine.chunk_tokens,
             max_queued=engine.max_queued,
+            offloader=self.shelf,  # type: ignore[arg-type]
             metrics=self.metrics,
         )
 
