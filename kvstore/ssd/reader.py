@@ -57,11 +57,11 @@ class Reader:
         direct = {at: _whole_slot(pages[at], layout.slot_bytes) for at, _ in members}
         spare = iter(aligned(sum(buffer is None for buffer in direct.values()), layout.slot_bytes))
         buffers = {at: buffer if buffer is not None else next(spare) for at, buffer in direct.items()}
-        by_address = {buffers[at].ctypes.data: (at, place) for at, place in members}
+        by_buffer = {id(buffers[at]): (at, place) for at, place in members}  # a block may be asked for twice
         bad: list[Place] = []
 
         def take(slot: int, buffer: Bytes) -> None:
-            at, place = by_address[buffer.ctypes.data]
+            at, place = by_buffer[id(buffer)]
             try:
                 verify_record(buffer, layout, place.name, self._checksum)
             except CorruptBlock:
@@ -71,8 +71,8 @@ class Reader:
             if direct[at] is None:
                 pages[at][: layout.page_bytes] = buffer[: layout.page_bytes]
                 pages[at][layout.page_bytes :] = 0
-            header = place.name.header()
-            found[at] = BlockHeader(header.block_hash, header.checksum, header.payload_bytes, header.exact)
+            name = place.name
+            found[at] = BlockHeader(name.block_hash, name.checksum, name.payload_bytes, name.exact)
 
         failed = directory.slots.read([(place.slot, buffers[at]) for at, place in members], then=take)
         for place in bad:

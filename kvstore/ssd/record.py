@@ -34,7 +34,7 @@ from typing import Final
 
 import google_crc32c
 import numpy as np
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, encode_header, verify_block
+from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, encode_header
 from epdserve.kvstore.errors import CorruptBlock
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
@@ -47,7 +47,6 @@ EXACT, HAS_PARENT, RESERVE, DELETED = 1, 2, 4, 8
 _NAME_START: Final = NAME_MAGIC + NAME_VERSION.to_bytes(2, "little")
 _FLAGS: Final = EXACT | HAS_PARENT | RESERVE | DELETED
 _NAME: Final = struct.Struct("<4sHH16s16s16s16sQQQQII12s")
-_NUMBERS: Final = ("sequence", "stored_at", "last_use", "checksum", "payload_crc32c", "payload_bytes")
 _NO_HASH: Final = bytes(BLOCK_HASH_BYTES)
 _CRC_COVERS: Final = 32  # bytes of the header that its crc32c covers, after the payload
 _CRC_AT: Final = 32
@@ -153,7 +152,21 @@ class Name:
         fields = data[:-4]
         if google_crc32c.value(fields) != int.from_bytes(data[-4:], "little"):
             return None
-        magic, version, flags, block_hash, parent, tenant, root, *numbers, reserved = _NAME.unpack(fields)
+        (
+            magic,
+            version,
+            flags,
+            block_hash,
+            parent,
+            tenant,
+            root,
+            sequence,
+            *times,
+            total,
+            crc,
+            size,
+            reserved,
+        ) = _NAME.unpack(fields)
         if magic != NAME_MAGIC or version != NAME_VERSION or flags & ~_FLAGS or any(reserved):
             return None
         return cls(
@@ -161,7 +174,12 @@ class Name:
             BlockHash(parent) if flags & HAS_PARENT else None,
             tenant,
             root,
-            **dict(zip(_NUMBERS, numbers, strict=True)),
+            sequence=sequence,
+            stored_at=times[0],
+            last_use=times[1],
+            checksum=total,
+            payload_crc32c=crc,
+            payload_bytes=size,
             exact=bool(flags & EXACT),
             reserve=bool(flags & RESERVE),
             deleted=bool(flags & DELETED),
@@ -220,11 +238,18 @@ def verify_record(record: Bytes, layout: RecordLayout, name: Name, checksum: Che
     Raises:
         CorruptBlock: It is not.
     """
-    header = name.header()
-    verify_block(record[: layout.page_bytes].data, header, checksum)
+    end, after = layout.payload_bytes, layout.page_bytes
+    crc = name.payload_crc32c
+    wanted = encode_header(name.block_hash, name.checksum, end, exact=name.exact, crc32c=crc)
+    view = record.data
+    if view[end:after] != wanted:
+        name.header().verify(view[end:after])  # says which field differs
+    total = checksum(view[:end], name.block_hash)
+    if total != name.checksum:
+        raise CorruptBlock(name.block_hash, field="payload", found=total, wanted=name.checksum)
     found = payload_crc32c(record, layout)
-    if found != header.crc32c:
-        raise CorruptBlock(name.block_hash, field="crc32c", found=found, wanted=header.crc32c)
+    if found != crc:
+        raise CorruptBlock(name.block_hash, field="crc32c", found=found, wanted=crc)
 
 
 def restore_page(record: Bytes, layout: RecordLayout) -> None:

@@ -135,14 +135,18 @@ class SlotFiles:
         """
         return self._transfer(read_fully, _single(items), 0, after=then)
 
-    def write(
+    def write(self, items: Sequence[tuple[int, Chunks]]) -> dict[int, OSError]:
+        """Write each slot from its chunks; returns what failed, by slot. Not durable before ``sync``."""
+        return self.begin_write(items)()
+
+    def begin_write(
         self, items: Sequence[tuple[int, Chunks]], first: Callable[[int], None] | None = None
-    ) -> dict[int, OSError]:
-        """Write each slot from its chunks; returns what failed, by slot. Not durable before ``sync``.
+    ) -> Callable[[], dict[int, OSError]]:
+        """``write``, but returns once it is under way (without threads: done); call the result for what failed.
 
         ``first(slot)`` runs before each slot is written, while other runs are on their way.
         """
-        return self._transfer(write_fully, items, 0, before=first)
+        return self._begin(write_fully, items, 0, before=first)
 
     def sync(self, slots: Iterable[int]) -> None:
         """Make these slots survive a power cut.
@@ -178,9 +182,20 @@ class SlotFiles:
         offset: int,
         *,
         joined: bool = True,
-        before: Callable[[int], None] | None = None,
         after: Callable[[int, Bytes], None] | None = None,
     ) -> dict[int, OSError]:
+        return self._begin(call, items, offset, joined=joined, after=after)()
+
+    def _begin(
+        self,
+        call: _Call,
+        items: Sequence[tuple[int, Chunks]],
+        offset: int,
+        *,
+        joined: bool = True,
+        before: Callable[[int], None] | None = None,
+        after: Callable[[int, Bytes], None] | None = None,
+    ) -> Callable[[], dict[int, OSError]]:
         def do(run: Run) -> dict[int, OSError]:
             if before is not None:
                 for slot in run.slots:
@@ -192,13 +207,12 @@ class SlotFiles:
                         after(slot, chunks[0])
             return failed
 
-        max_slots = self._max_slots if joined else 1
-        runs = join(items, slots_per_file=self._per_file, max_slots=max_slots)
-        results = map(do, runs) if self._pool is None or len(runs) < 2 else self._pool.map(do, runs)
-        failed: dict[int, OSError] = {}
-        for result in results:
-            failed.update(result)
-        return failed
+        runs = join(items, slots_per_file=self._per_file, max_slots=self._max_slots if joined else 1)
+        if self._pool is None:
+            done = [do(run) for run in runs]
+            return lambda: _merged(done)
+        futures = [self._pool.submit(do, run) for run in runs]
+        return lambda: _merged(future.result() for future in futures)
 
     def _run(self, call: _Call, run: Run, offset: int) -> dict[int, OSError]:
         fd, stride = self._fds[run.file], self.layout.slot_bytes
@@ -220,3 +234,10 @@ class SlotFiles:
 
 def _single(items: Iterable[tuple[int, Bytes]]) -> list[tuple[int, Chunks]]:
     return [(slot, (buffer,)) for slot, buffer in items]
+
+
+def _merged(results: Iterable[dict[int, OSError]]) -> dict[int, OSError]:
+    failed: dict[int, OSError] = {}
+    for result in results:
+        failed.update(result)
+    return failed

@@ -31,10 +31,10 @@ from epdserve.kvstore.ssd.reader import PORTION, Reader
 from epdserve.kvstore.ssd.record import RecordLayout
 from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy
 from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
-from epdserve.kvstore.ssd.writer import Writer
+from epdserve.kvstore.ssd.writer import Portion, Writer
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
-_OFFER_BLOCKS: Final = 64  # let in before the tier's thread is woken: it writes them while the next ones come
+_OFFER_BLOCKS: Final = 32  # let in before they are on their way to disk, while the next ones come
 _IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
 _SAVE_USE_S: Final = 60.0
 
@@ -185,7 +185,11 @@ class SsdTier:
         Raises:
             CorruptBlock, ValueError: The page has no valid header, or one of another size.
         """
-        return self._offer([put], copy=True)[0]
+        (answer,) = self._intake.offer_all([put], copy=True)
+        with self._wake:
+            if answer is Admission.ACCEPTED or answer in MAY_PASS:  # a sweep may help the next one
+                self._wake.notify()
+        return answer
 
     def put_batch(self, puts: Sequence[BlockPut]) -> list[Admission]:
         """Store blocks before returning, with as many batches and sweeps as it takes. Not for a step loop.
@@ -193,13 +197,22 @@ class SsdTier:
         Pages on page boundaries are written from where they are, without a copy; they must not change meanwhile.
         """
         answers: list[Admission] = []
-        try:
-            while len(answers) < len(puts):
-                answers += self._offer(puts[len(answers) : len(answers) + _OFFER_BLOCKS], copy=False)
-                if answers[-1] in MAY_PASS and self._make_room(answers[-1]):
-                    answers[-1:] = self._offer([puts[len(answers) - 1]], copy=False)
-        finally:  # also when a page is no block: what was accepted before it is still written from its page
-            self.flush()
+        under_way: list[Portion] = []  # written while the next blocks are let in
+        retried = -1
+        with self._core.io_lock:
+            try:
+                while len(answers) < len(puts):
+                    start = len(answers)
+                    answers += self._intake.offer_all(puts[start : start + _OFFER_BLOCKS], copy=False)
+                    under_way += self._writer.begin(_OFFER_BLOCKS)
+                    if answers[-1] in MAY_PASS:
+                        if len(answers) > retried and self._make_room(answers[-1], under_way):
+                            retried = len(answers)
+                            answers.pop()
+                        under_way = []
+            finally:  # also when a page is no block: what was accepted before it is still written from its page
+                self._writer.finish(under_way)
+                self.flush()
         return answers
 
     def pump(self) -> int:
@@ -307,19 +320,13 @@ class SsdTier:
         count, per_file = spec.capacity_bytes // layout.slot_bytes, self._settings.slots_per_file
         return Directory(self._disk, spec.folder, layout, count, pool=pool, slots_per_file=per_file)
 
-    def _offer(self, puts: Sequence[BlockPut], *, copy: bool) -> list[Admission]:
-        answers = self._intake.offer_all(puts, copy=copy)
-        with self._wake:
-            if answers[-1] in MAY_PASS or self._core.queue.waiting:  # a sweep may help the next one
-                self._wake.notify()
-        return answers
-
-    def _make_room(self, answer: Admission) -> int:
-        """Bring about what may let a refused block in; returns what was achieved."""
+    def _make_room(self, answer: Admission, under_way: Sequence[Portion]) -> bool:
+        """End what is under way and bring about what may let a refused block in; says whether anything was."""
+        self._writer.finish(under_way)
         if answer is Admission.QUEUE_FULL:
-            return self.pump()
+            return bool(under_way) or self.pump() > 0
         self.flush()  # what waits cannot be evicted
-        return self.sweep()
+        return self.sweep() > 0
 
     def _set_time(self) -> None:
         core = self._core
