@@ -131,6 +131,9 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, Mapping):
+        inner = (f"{name} = {_value(item)}" for name, item in value.items() if item is not None)
+        return f"{{{', '.join(inner)}}}"
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{', '.join(_value(item) for item in value)}]"
     # a basic string of TOML: JSON's escapes are a subset of its own

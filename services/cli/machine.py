@@ -25,11 +25,15 @@ from epdserve.services.cli.settings import UpSettings
 from epdserve.services.config import config_text
 from epdserve.services.errors import ServiceError
 from epdserve.services.pool.supervisor import Supervisor, WorkerStatus, start_ray, stop_ray
+from epdserve.services.store.config import SsdDirectorySettings, StoreSettings
+from epdserve.services.store.geometry import StoreGeometry
+from pydantic import BaseModel
 
 READY_TIMEOUT_S = 60.0
 WATCH_S = 0.25
 PREFILL_MODULE = "epdserve.services.prefill.service"
 DECODE_MODULE = "epdserve.services.decode.service"
+STORE_MODULE = "epdserve.services.store.service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +164,12 @@ class Machine:
     async def _start_workers(self) -> None:
         settings = self._settings
         self._supervisor = supervisor = Supervisor(settings.pool, log_level=settings.machine.log_level)
-        wanted = (
+        wanted: list[tuple[str, str, BaseModel, int]] = [
             ("prefill", PREFILL_MODULE, settings.prefill, settings.machine.prefill_workers),
             ("decode", DECODE_MODULE, settings.decode, settings.machine.decode_workers),
-        )
+        ]
+        if settings.machine.store:
+            wanted.append(("store", STORE_MODULE, self._store_settings(), 1))
         self._say("workers: " + ", ".join(f"{count} {role}" for role, _, _, count in wanted))
         # The caller's thread count reaches the workers: a measurement must be able to set it.
         env = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "UCX_TLS") if name in os.environ}
@@ -176,6 +182,16 @@ class Machine:
             reason = "; ".join(str(error) for error in errors.exceptions)
             raise CommandError(f"a worker did not start: {reason}; logs: {self._folders.logs}") from None
         self._workers = supervisor.workers()
+
+    def _store_settings(self) -> StoreSettings:
+        """The store's, with an SSD tier below the state folder unless the file names other directories."""
+        store, ssd_bytes = self._settings.store, self._settings.machine.ssd_bytes
+        if store.ssd.directories or not ssd_bytes:
+            return store
+        # a directory holds blocks of one size: another model has one of its own
+        folder = self._folders.state / "ssd" / str(StoreGeometry.of(store).payload_bytes)
+        directory = SsdDirectorySettings(folder=folder, capacity_bytes=ssd_bytes)
+        return store.model_copy(update={"ssd": store.ssd.model_copy(update={"directories": (directory,)})})
 
     def _is_ready(self) -> bool:
         try:

@@ -18,6 +18,7 @@ from epdserve.services.decode.config import DecodeSettings
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.prefill.config import PrefillSettings
 from epdserve.services.router.config import RouterConfig
+from epdserve.services.store.config import StoreSettings
 from pydantic import BaseModel, ConfigDict, Field
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -28,6 +29,7 @@ FILLED_IN = {
     "pool": ("redis_url", "cluster_token_file"),
     "prefill.engine": ("model_dir",),
     "decode.engine": ("model_dir",),
+    "store": ("model_dir",),
 }
 
 # What the router must see as the pool does: its key and the pool's.
@@ -38,7 +40,7 @@ AS_THE_POOL = {
 }
 
 
-# What prefill and decode workers must have alike: KV blocks are handed over as the bytes they are.
+# What workers and their store must have alike: KV blocks are handed over as the bytes they are.
 ALIKE = ("block_tokens", "precision", "model_dir")
 
 
@@ -47,6 +49,8 @@ class MachineConfig(BaseModel):
 
     Attributes:
         model_dir: Checkpoint; ``--model`` wins. The demo model is written to ``.demo-model`` if neither is given.
+        store: Whether this machine has one.
+        ssd_bytes: Of the SSD tier below the state folder, where ``[store.ssd]`` names no directories; 0 is none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -54,6 +58,8 @@ class MachineConfig(BaseModel):
     model_dir: Path | None = None
     prefill_workers: int = Field(1, ge=1, le=64)
     decode_workers: int = Field(1, ge=1, le=64)
+    store: bool = True
+    ssd_bytes: int = Field(256 * 2**20, ge=0)
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
 
@@ -67,6 +73,7 @@ class UpSettings(BaseModel):
     pool: PoolConfig
     prefill: PrefillSettings
     decode: DecodeSettings
+    store: StoreSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,10 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
     for key, pool_key in AS_THE_POOL.items():
         if pool_key in pool:
             router[key] = pool[pool_key]
+    store, engine = _section(filled, "store", source), _section(filled, "prefill.engine", source)
+    for key in ALIKE:
+        if key in engine:
+            store.setdefault(key, engine[key])  # said once for the workers, it need not be said again
     if port is not None:
         router["port"] = port
     settings = _parse(filled, UpSettings, source)
@@ -145,13 +156,15 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
 
 
 def _check_alike(settings: UpSettings, source: str) -> None:
-    prefill, decode = (role.engine.model_dump(mode="json") for role in (settings.prefill, settings.decode))
-    for name in ALIKE:
-        if prefill[name] != decode[name]:
-            raise CommandError(
-                f"{source}: {name} is {prefill[name]!r} in [prefill.engine] and {decode[name]!r} in [decode.engine]; "
-                "blocks are handed over as they are, so it must be the same"
-            )
+    prefill = settings.prefill.engine.model_dump(mode="json")
+    for section, role in (("decode.engine", settings.decode.engine), ("store", settings.store)):
+        other = role.model_dump(mode="json")
+        for name in ALIKE:
+            if prefill[name] != other[name]:
+                raise CommandError(
+                    f"{source}: {name} is {prefill[name]!r} in [prefill.engine] and {other[name]!r} in [{section}]; "
+                    "blocks are handed over as they are, so it must be the same"
+                )
 
 
 def _section(table: dict[str, Any], path: str, source: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class StoreSettings(BaseModel):
     precision: Precision = Precision.F32Q
     block_tokens: int = Field(default=32, ge=2, multiple_of=2)
     geometry: GeometrySettings | None = None
-    host_bytes: int = Field(default=256 * 2**20, ge=1)
+    host_bytes: int = Field(default=64 * 2**20, ge=1)
     tail_share: float = Field(default=0.10, gt=0, lt=1)
     tail_ttl_s: float = Field(default=300.0, gt=0)
     lease_ttl_s: float = Field(default=30.0, gt=0)

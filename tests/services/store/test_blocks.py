@@ -18,23 +18,8 @@ from epdserve.services.errors import (
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.store_types import CacheTier, FetchRequest, OffloadBlock, OffloadRequest, TierRun
 from epdserve.services.types import BlockRef
-from support.store import (
-    CALL_S,
-    OTHER,
-    OTHER_ROOT,
-    OWNER,
-    PAYLOAD,
-    FakeWorker,
-    Stage,
-    chain,
-    fetch,
-    name,
-    offload,
-    role_table,
-    stage,
-    taken,
-    taken_results,
-)
+from support.store import Stage, fetch, offload, role_table, stage, taken, taken_results
+from support.store_worker import CALL_S, OTHER, OTHER_ROOT, OWNER, PAYLOAD, FakeWorker, chain, name
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 

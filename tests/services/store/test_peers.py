@@ -8,19 +8,8 @@ from pathlib import Path
 
 import pytest
 from epdserve.services.store_types import CacheTier, FetchRequest
-from support.store import (
-    CALL_S,
-    OTHER_ROOT,
-    OWNER,
-    FakeWorker,
-    Stage,
-    chain,
-    fetch,
-    offload,
-    role_table,
-    stage,
-    taken,
-)
+from support.store import Stage, fetch, offload, role_table, stage, taken
+from support.store_worker import CALL_S, OTHER_ROOT, OWNER, FakeWorker, chain
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from epdserve.services.errors import ServiceError
-from support.store import CALL_S, Stage, chain, fetch, offload, role_table, stage, taken
+from support.store import Stage, fetch, offload, role_table, stage, taken
+from support.store_worker import CALL_S, chain
 
 pytestmark = pytest.mark.integration
 

