@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import uvicorn
-from epdserve.services.router.app import create_app
+from epdserve.services.router.app import RouterApp, create_app
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.server import bind, uvicorn_server
 from support.fake_cluster import FakeCluster
@@ -22,6 +22,7 @@ class LiveRouter:
 
     server: uvicorn.Server
     port: int
+    app: RouterApp
 
     @property
     def url(self) -> str:
@@ -51,12 +52,13 @@ async def live_router(
     sock = bind("127.0.0.1", 0)
     if send_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-    server = uvicorn_server(create_app(config, cluster, tokenizer=real_tokenizer()), config)
+    app = create_app(config, cluster, tokenizer=real_tokenizer())
+    server = uvicorn_server(app, config)
     # Signals belong to pytest
     task = asyncio.create_task(server._serve([sock]))
     try:
         await eventually(lambda: server.started)
-        yield LiveRouter(server, sock.getsockname()[1])
+        yield LiveRouter(server, sock.getsockname()[1], app)
     finally:
         server.should_exit = True
         await asyncio.wait_for(task, 10)
