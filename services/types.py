@@ -14,6 +14,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from epdserve.services.errors import STATUS, Internal, ServiceError
+from epdserve.services.receipts import DecodeReceipt as DecodeReceipt
+from epdserve.services.receipts import TokenSources as TokenSources
 from epdserve.services.sampling import MAX_TOP_LOGPROBS, Grammar, PromptLogprobs, TokenLogprob
 from epdserve.services.sampling import SamplingParams as SamplingParams
 
@@ -153,30 +155,6 @@ class PrefillJob(_ByValue):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenSources:
-    """Tokens of a prompt by where their KV came from.
-
-    Attributes:
-        device: Pages of the worker itself.
-        tail: The open block of a tail.
-        host, ssd, peer: Blocks that the machine's store lent, by where it had them.
-        computed: The others.
-    """
-
-    device: int = 0
-    tail: int = 0
-    host: int = 0
-    ssd: int = 0
-    peer: int = 0
-    computed: int = 0
-
-    @property
-    def cached(self) -> int:
-        """The hit length."""
-        return self.device + self.tail + self.host + self.ssd + self.peer
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillResult:
     """What a prefill did.
 
@@ -195,7 +173,7 @@ class PrefillResult:
     run_ms: float
     more_leases: tuple[str, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
-    sources: TokenSources = TokenSources()
+    sources: TokenSources = field(default_factory=TokenSources)
 
     @property
     def handles(self) -> tuple[KVHandle, ...]:
@@ -271,30 +249,6 @@ class ErrorInfo:
             worker=self.worker,
             tokens_delivered=self.tokens_delivered,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeReceipt:
-    """What decoding one request took; comes with its last chunk.
-
-    Attributes:
-        pulled_tokens: Tokens whose KV came over the transfer.
-        own_tokens: Tokens whose KV was in this worker's pages.
-        recomputed_tokens: Tokens whose KV was computed here because it could not be pulled.
-        sources: Where the KV came from when the request started here from its token ids; all 0 if it was pulled.
-        steps: Decode steps the request took part in.
-    """
-
-    worker: str
-    pulled_tokens: int = 0
-    own_tokens: int = 0
-    recomputed_tokens: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    queue_ms: float = 0.0
-    handoff_ms: float = 0.0
-    decode_ms: float = 0.0
-    sources: TokenSources = TokenSources()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class BlockFetcher:
         tiers: list[CacheTier] = []
         while len(tiers) < len(wish.hashes):
             start = len(tiers)
-            hashes = wish.hashes[start : start + self._use.fetch_portion_blocks]
+            hashes = wish.hashes[start : start + self._use.portion_blocks]
             parent = wish.hashes[start - 1] if start else wish.parent
             part = Wish(wish.owner, hashes, parent, wish.exact, wish.max_wait_s)
             came = await _Portion(self, self._runner, store, part).bring(pages)

@@ -14,12 +14,8 @@ class StoreUse(BaseModel):
     enabled: bool = True
     call_deadline_s: float = Field(default=0.5, gt=0)  # of questions; a store that is slower counts as away
     prepare_deadline_s: float = Field(default=5.0, gt=0)  # to bring up what it has of a prompt
-    max_preparing: int = Field(default=8, ge=1)  # prompts whose blocks are brought up at once
-    fetch_portion_blocks: int = Field(default=64, ge=1)  # lent under one lease, checked and shared together
-    offload_deadline_s: float = Field(default=5.0, gt=0)
-    offload_batch_blocks: int = Field(default=64, ge=1)
+    portion_blocks: int = Field(default=64, ge=1)  # lent, or offered, in one call
     offload_pending_bytes: int = Field(default=256 * 2**20, ge=0)  # held for the store; more is dropped
-    staging_reserve: int = Field(default=4, ge=0)  # staging slots that hand-offs keep to themselves
 
 
 class EngineSettings(BaseModel):

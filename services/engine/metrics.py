@@ -1,7 +1,6 @@
 """Prometheus metrics of a worker with a model. Every name has a row in this folder's README."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Protocol
 
 from epdserve.services.types import TokenSources
@@ -83,9 +82,8 @@ class EngineMetrics:
 
     def count_sources(self, sources: TokenSources) -> None:
         """Count a prompt's tokens by where their KV came from."""
-        for field in fields(sources):
-            if count := getattr(sources, field.name):
-                self.tokens.labels(source=field.name).inc(count)
+        for name, count in sources.by_name():
+            self.tokens.labels(source=name).inc(count)
 
     @classmethod
     def unregistered(cls) -> "EngineMetrics":

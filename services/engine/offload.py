@@ -32,6 +32,8 @@ from epdserve.services.store_types import (
 )
 from epdserve.services.types import BlockRef
 
+STAGING_RESERVE: Final = 4  # staging slots that hand-offs keep to themselves
+_OFFLOAD_S: Final = 5.0  # for the store to take an offer; what it offers is held so long at most
 _CALLS: Final = 2  # at once: the store reads one offer while the next one is on its way
 _TOUCHED: Final = 4096  # chains remembered as touched lately
 _TOUCH_EVERY_S: Final = 60.0  # last use is kept coarsely
@@ -139,7 +141,7 @@ class Offloader:
             OffloadBlock(BlockRef(*info), parent) for info, parent in zip(infos, parents, strict=True)
         )
         owner = self._owner(request.tenant_key)
-        size = self._use.offload_batch_blocks
+        size = self._use.portion_blocks
         for at in range(0, len(pages), size):
             part = slice(at, at + size)
             self._queue.append(_Blocks(owner, tuple(pages[part]), blocks[part], self._running))
@@ -149,7 +151,7 @@ class Offloader:
         """Offer the tail of a request that stands at ``next_row``: its state is copied now, if there is room."""
         runner = self._runner
         free = runner.staging_slots.counts().free
-        staging = runner.staging_slots.acquire() if self._open and free > self._use.staging_reserve else None
+        staging = runner.staging_slots.acquire() if self._open and free > STAGING_RESERVE else None
         if staging is None or not self._take(runner.tail_layout.nbytes):
             if staging is not None:
                 runner.staging_slots.release(staging)
@@ -211,7 +213,7 @@ class Offloader:
                 outcome = "no_store"
             elif isinstance(offer, _Tail):
                 outcome = (
-                    await store.client.offload_tail(offer.offer, deadline_s=self._use.offload_deadline_s)
+                    await store.client.offload_tail(offer.offer, deadline_s=_OFFLOAD_S)
                 ).value
             else:
                 outcome = await self._offload(store, offer)
@@ -226,7 +228,7 @@ class Offloader:
         request = OffloadRequest(
             self._worker, self._incarnation, offer.owner, offer.blocks, running=offer.running
         )
-        results = await store.client.offload(request, deadline_s=self._use.offload_deadline_s)
+        results = await store.client.offload(request, deadline_s=_OFFLOAD_S)
         for result in OffloadResult:
             if count := results.count(result):
                 self._metrics.offloads.labels(outcome=result.value).inc(count)

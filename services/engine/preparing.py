@@ -30,6 +30,7 @@ from epdserve.services.store_types import CacheOwner, CacheTier
 from epdserve.services.types import TokenSources
 
 _IN_THREAD_ABOVE_TOKENS: Final = 16_384
+_AT_ONCE: Final = 8  # requests whose blocks are being brought up; the others wait for that
 _LEAST_WAIT_S: Final = 0.05  # for blocks that are quickly computed, too
 
 
@@ -83,7 +84,7 @@ class Preparer:
         self._blocks = BlockFetcher(runner, transfers, link, use, speeds=speeds, metrics=metrics)
         self._tails = TailFetcher(runner, transfers, link, use, metrics=metrics)
         self.loop = asyncio.get_running_loop()
-        self._places = asyncio.Semaphore(use.max_preparing)
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[RunningRequest, asyncio.Task[None]] = {}
 
     @property

@@ -8,6 +8,7 @@ from epdserve.kvstore.hashing import chain_start
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.transfer.base import Copy
 from epdserve.services.engine.config import StoreUse
+from epdserve.services.engine.offload import STAGING_RESERVE
 from epdserve.services.engine.onboard import FoundTail, plan_start
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import TAILS, Runner
@@ -68,7 +69,7 @@ class TailFetcher:
         """The deepest tail there is for one of the candidates; None is a miss, whatever went wrong."""
         if not candidates:
             return None
-        if self._runner.staging_slots.counts().free <= self._use.staging_reserve:
+        if self._runner.staging_slots.counts().free <= STAGING_RESERVE:
             self._metrics.tails.labels(outcome="no_room").inc()
             return None
         try:

@@ -86,6 +86,7 @@ def create_app(
         finally:
             await cluster.close()
             parts.grammars.close()
+            parts.memo.close()
 
     app = RouterApp(
         title="epdserve",

@@ -28,6 +28,7 @@ class RouterConfig(BaseModel):
         replacement_wait_s: How long a request whose worker died waits for another one to appear.
         max_resumes: How often a stream may go on elsewhere after its decode worker died.
         isolation: Whose prompts may share cached blocks: everybody's, a key's, or a user's of a key.
+        memo_bytes: Drawn ids of delivered messages that are remembered, so that the next turn hits them.
         keys_file: One ``NAME KEY`` or ``NAME sha256:HEX`` a line; absent = no keys wanted.
     """
 
@@ -68,6 +69,7 @@ class RouterConfig(BaseModel):
     replacement_wait_s: float = Field(default=20.0, ge=0)
     release_timeout_s: float = Field(default=2.0, gt=0)
     max_resumes: int = Field(default=3, ge=0)
+    memo_bytes: int = Field(default=64 * 2**20, ge=0)
     keep_alive_s: float = Field(default=12.0, gt=0)
     send_stall_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=30.0, gt=0)

@@ -76,7 +76,15 @@ class ConversationEndpoint(GenerationEndpoint):
         chat, options = read.prepared.chat, read.prepared.options
         await check_grammar(read.prepared.grammar, parts, param=read.grammar_param)
         request = generation(
-            chat.tokens, options, parts, caller, effort=chat.effort, grammar=read.prepared.grammar
+            chat.tokens,
+            options,
+            parts,
+            caller,
+            effort=chat.effort,
+            grammar=read.prepared.grammar,
+            turns=True,
+            # Reasoning is rendered again only where tools are declared
+            keep_tail=chat.effort is None or bool(chat.schemas),
         )
         parsing = parser_options(options, parts)
         parsers = [OutputParser(chat, parts.tokenizer, parsing) for _ in range(options.n)]

@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from epdserve.services.router.memo import Kept
+from epdserve.services.types import TokenSources
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -80,6 +82,24 @@ class RouterMetrics:
         self.events = Counter(
             "epdserve_router_stream_events", "Writes to streams; tokens share them", registry=r
         )
+        self.turns = Counter(
+            "epdserve_router_turns",
+            "Parts of earlier answers in prompts, by what the router remembered of them",
+            ["memo"],
+            registry=r,
+        )
+        self.answers_kept = Counter(
+            "epdserve_router_answers_kept",
+            "Parts of delivered answers by what is remembered of them",
+            ["ids"],
+            registry=r,
+        )
+        self.prefix_tokens = Counter(
+            "epdserve_router_prefix_tokens",
+            "Prompt tokens by where their KV came from",
+            ["source"],
+            registry=r,
+        )
         self.unknown_fields = Counter("epdserve_router_unknown_fields", "Body fields ignored", registry=r)
         self.retries = Counter(
             "epdserve_router_retries", "Prefills repeated before the first token", registry=r
@@ -110,6 +130,16 @@ class RouterMetrics:
         self.e2e = Histogram(
             "epdserve_router_request_seconds", "Request to last token", buckets=_SLOW_S, registry=r
         )
+
+    def kept(self, what: Sequence[Kept]) -> None:
+        """Count what is remembered of an answer."""
+        for each in what:
+            self.answers_kept.labels(ids=each.value).inc()
+
+    def count_sources(self, sources: TokenSources) -> None:
+        """Count a prompt's tokens by where their KV came from."""
+        for name, count in sources.by_name():
+            self.prefix_tokens.labels(source=name).inc(count)
 
     def finished(self, code: str) -> None:
         """Count a request by how it ended: ``ok`` or an error's code."""

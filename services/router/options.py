@@ -79,11 +79,15 @@ def generation(
     effort: Effort | None = None,
     grammar: Grammar | None = None,
     number: int | None = None,
+    turns: bool = False,
+    keep_tail: bool = True,
 ) -> GenerateRequest:
     """The pipeline's request; call it on the event loop.
 
     Args:
         number: Which one of several that a client's request becomes.
+        turns: The prompt is a conversation, in which answers of ours come back.
+        keep_tail: See ``GenerateRequest``.
 
     Raises:
         ContextTooLong: Prompt and answer do not fit.
@@ -95,6 +99,11 @@ def generation(
     key = tenant_key(
         config.isolation, key_name=caller.key_name, user=options.user, cache_salt=options.cache_salt
     )
+    if turns:
+        tokens, recalled = parts.memo.splice(key, tokens)
+        for turn in recalled:
+            parts.metrics.turns.labels(memo=turn.value).inc()
+    thinks = turns and len(tokens) > 1 and tokens[-1] == parts.tokenizer.think_start_id
     return GenerateRequest(
         request_id=name,
         tokens=tokens,
@@ -113,6 +122,9 @@ def generation(
         n=options.n,
         grammar=grammar,
         prompt_logprobs=options.prompt_logprobs,
+        # The next turn renders the end of reasoning where this one has its beginning
+        tail_at=len(tokens) - 1 if thinks else None,
+        keep_tail=keep_tail,
     )
 
 

@@ -14,6 +14,7 @@ from epdserve.services.router.auth import KeyRing
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.memo import TurnMemo
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
 from epdserve.services.router.rendering import ChatRenderer
@@ -36,6 +37,7 @@ class RouterParts:
     keys: KeyRing
     heavy_renders: asyncio.Semaphore
     grammars: GrammarChecks
+    memo: TurnMemo
     metrics: RouterMetrics
 
     @property
@@ -83,5 +85,6 @@ def assemble(
         keys=KeyRing.from_file(config.keys_file),
         heavy_renders=asyncio.Semaphore(max(1, (os.cpu_count() or 1) - 1)),  # one core is the event loop's
         grammars=GrammarChecks(),
+        memo=TurnMemo(tokenizer, max_bytes=config.memo_bytes),
         metrics=metrics if metrics is not None else RouterMetrics(),
     )

@@ -89,7 +89,7 @@ class Pipeline:
         Raises:
             ServiceError: It ends in no other way; never with an error inside a chunk.
         """
-        emitted: list[int] = []
+        emitted = trail.drawn
         lost: set[Life] = set()
         while True:
             if start is None:
@@ -199,6 +199,7 @@ class Pipeline:
                 request.trace,
                 request.grammar,
                 _remaining_s(request.deadline_at),
+                request.keep_tail,
             )
             async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
@@ -217,6 +218,7 @@ class Pipeline:
             request.n,
             # Told once, of the prompt: a resumed request has told them
             request.prompt_logprobs if len(tokens) == len(request.tokens) else None,
+            request.tail_at,
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:

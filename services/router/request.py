@@ -23,6 +23,8 @@ class GenerateRequest:
         trace: W3C traceparent, empty if none.
         n: Choices that share one prefill; choice ``i`` draws as a request of its own with the seed ``seed + i``.
         prompt_logprobs: Alternatives told with each prompt token; such a request is ``exact``.
+        tail_at: Where the next turn's prompt is likely to leave this one.
+        keep_tail: The next turn is likely to begin with all of this one.
     """
 
     request_id: str
@@ -36,6 +38,8 @@ class GenerateRequest:
     n: int = 1
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
+    tail_at: int | None = None
+    keep_tail: bool = True
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class Trail:
 
     Attributes:
         waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
+        drawn: All ids of the answer so far.
         prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
     """
 
@@ -61,6 +66,7 @@ class Trail:
     decode: DecodeReceipt | None = None
     retries: int = 0
     resumes: int = 0
+    drawn: list[int] = field(default_factory=list)
     lost_workers: list[str] = field(default_factory=list)
 
     @contextmanager

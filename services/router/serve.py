@@ -232,7 +232,20 @@ class Run:
             metrics.ttft.observe(first.first_token_at - first.received_at)
         if not self._open:
             metrics.e2e.observe(now() - first.received_at)
+        self._remember()
         for parser in self._asked.parsers:
             metrics.invalid_calls.inc(parser.invalid_calls)
             if parser.ending is not None and parser.ending.reason == "stop" and not parser.answered:
                 metrics.empty_answers.inc()
+
+    def _remember(self) -> None:
+        """Note where prompts came from, and what was drawn for answers that were delivered."""
+        metrics, memo = self._parts.metrics, self._parts.memo
+        for number, request in enumerate(self._asked.requests):
+            choices = slice(number * request.n, (number + 1) * request.n)
+            first = self._trails[choices][0]
+            if first.prefill is not None:
+                metrics.count_sources(first.prefill.sources)
+            for trail, parser in zip(self._trails[choices], self._asked.parsers[choices], strict=True):
+                if parser.ending is not None:
+                    memo.note_soon(request.tenant_key, request.tokens, trail.drawn, metrics.kept)

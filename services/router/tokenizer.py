@@ -24,6 +24,8 @@ class RouterTokenizer:
         native: What the recipe's stream processor takes.
         encoding: Renders and encodes conversations.
         eos_id: The only id that ends an answer.
+        assistant_id: Begins the header of an answer.
+        think_start_id: Begins the reasoning.
         think_end_id: Ends the reasoning.
         dsml_id: Starts tool call markup, also inside the reasoning.
         longest_token_bytes: No token stands for more text than this.
@@ -42,14 +44,14 @@ class RouterTokenizer:
         # Takes a copy of the tokenizer, 0.2 s for the real one: once a process, not once a renderer
         self.encoding = recipe.DeepseekV41Encoding().with_tokenizer(native)
         self.eos_id = _marker_id(native, recipe.SpecialToken.Eos)
+        self.assistant_id = _marker_id(native, recipe.SpecialToken.Assistant)
+        self.think_start_id = _marker_id(native, recipe.SpecialToken.ThinkingStart)
         self.think_end_id = _marker_id(native, recipe.SpecialToken.ThinkingEnd)
         self.dsml_id = _marker_id(native, recipe.SpecialToken.Dsml)
         for marker in (
             recipe.SpecialToken.Bos,
             recipe.SpecialToken.System,
             recipe.SpecialToken.User,
-            recipe.SpecialToken.Assistant,
-            recipe.SpecialToken.ThinkingStart,
         ):
             _marker_id(native, marker)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from epdserve.services.router.request import GenerateRequest, Trail
+from epdserve.services.types import TokenSources
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,7 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
         else {"asked": request.effort.level, "granted": request.effort.level},
         "tokens": {
             "prompt": len(request.tokens),
-            "prefill_pages": 0 if prefill is None else prefill.cached_tokens,
-            "computed": 0 if prefill is None else prefill.computed_tokens,
+            **asdict(TokenSources() if prefill is None else prefill.sources),
             "replayed_rows": 0 if prefill is None else prefill.replayed_rows,
             "decode_pages": 0 if decode is None else decode.own_tokens,
             "transferred": 0 if decode is None else decode.pulled_tokens,

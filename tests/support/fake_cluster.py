@@ -21,6 +21,7 @@ from epdserve.services.types import (
     PrefillResult,
     TailRef,
     TokenChunk,
+    TokenSources,
     TokenIds,
     WorkerInfo,
     WorkerRole,
@@ -141,7 +142,9 @@ class FakeCluster:
         told = None
         if job.prompt_logprobs is not None:
             told = _prompt_logprobs(job.tokens, job.prompt_logprobs)
-        return PrefillResult(handle, cached, 0, len(job.tokens) - cached, 0.5, 1.5, tuple(more), told)
+        computed = max(0, len(job.tokens) - cached)
+        sources = TokenSources(device=cached, computed=computed)
+        return PrefillResult(handle, cached, 0, computed, 0.5, 1.5, tuple(more), told, sources)
 
     async def decode(
         self, worker: str, job: DecodeJob, *, timeout_s: float

@@ -262,40 +262,6 @@ async def test_a_receipt_tells_where_tokens_came_from(
     assert [index for index, chunk in enumerate(chunks) if "epdserve" in chunk] == [len(chunks) - 1]
 
 
-async def test_the_next_turn_carries_the_ids_that_were_drawn(
-    client: httpx.AsyncClient, cluster: FakeCluster
-) -> None:
-    """One id a letter: no encoder would cut the text that way."""
-    drawn = [ids(letter)[0] for letter in "add them"] + ids("</think>") + [ids(x)[0] for x in "It is 4."]
-    cluster.script.ids = drawn
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    reply = (await post(client, tools=[tool])).json()["choices"][0]["message"]
-    cached = cluster.prefill_jobs[0][1].tokens.tolist() + drawn + ids("<｜end▁of▁sentence｜>")
-    spliced = 'epdserve_router_turns_total{memo="spliced"} 2.0'
-    async with asyncio.timeout(5):
-        while True:  # what was drawn is noted beside the answer
-            history = [*body()["messages"], reply, {"role": "user", "content": "Sure?"}]
-            await post(client, messages=history, tools=[tool])
-            if spliced in (await client.get("/metrics")).text:
-                break
-    job = cluster.prefill_jobs[-1][1]
-    assert job.tokens[: len(cached)].tolist() == cached
-    assert 'epdserve_router_answers_kept_total{ids="other"}' in (await client.get("/metrics")).text
-
-
-async def test_tails_are_asked_for_where_the_next_turn_leaves(
-    client: httpx.AsyncClient, cluster: FakeCluster
-) -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    await post(client)
-    await post(client, tools=[tool])
-    await post(client, thinking={"type": "disabled"})
-    prompts = [job for _, job in cluster.prefill_jobs]
-    assert [job.tail_at for job in prompts] == [len(prompts[0].tokens) - 1, len(prompts[1].tokens) - 1, None]
-    assert prompts[0].tokens[-1] == ids("<think>")[0]
-    assert [job.keep_tail for _, job in cluster.decode_jobs] == [False, True, True]
-
-
 async def test_blocks_are_shared_unless_isolation_or_a_salt_says_no(cluster: FakeCluster) -> None:
     async def keys(isolation: str, *bodies: dict[str, Any]) -> list[bytes]:
         cluster.prefill_jobs.clear()
