@@ -1,6 +1,6 @@
 """``python -m epdserve.loadtest.kv_bench``: what the KV store costs over what the machine can do at all.
 
-    python -m epdserve.loadtest.kv_bench [--json FILE] [--only NAME]...
+    python -m epdserve.loadtest.kv_bench [--json FILE] [--only NAME]... [--recovery-gb GB] [--traces FOLDER]
 
 Every row stands beside a raw floor measured in the same run, in turns with it. Prints one Markdown table; exit status 1
 if a target is missed and ``--strict`` is given.
@@ -11,18 +11,37 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from epdserve.loadtest import kv_bench_index, kv_bench_memory, kv_bench_nixl, kv_bench_ssd
+from epdserve.loadtest import (
+    kv_bench_index,
+    kv_bench_memory,
+    kv_bench_nixl,
+    kv_bench_recovery,
+    kv_bench_replay,
+    kv_bench_ssd,
+)
 from epdserve.loadtest.kv_bench_row import Row, Rows
 
-GROUPS: Final[dict[str, Callable[[], Rows]]] = {
-    "memory": kv_bench_memory.measure,
-    "ssd": kv_bench_ssd.measure,
-    "nixl": kv_bench_nixl.measure,
-    "index": kv_bench_index.measure,
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What groups may ask about."""
+
+    recovery_gb: float = 1.0
+    traces: Path | None = None
+
+
+GROUPS: Final[dict[str, Callable[[Options], Rows]]] = {
+    "memory": lambda _: kv_bench_memory.measure(),
+    "ssd": lambda _: kv_bench_ssd.measure(),
+    "nixl": lambda _: kv_bench_nixl.measure(),
+    "index": lambda _: kv_bench_index.measure(),
+    "recovery": lambda options: kv_bench_recovery.measure(options.recovery_gb),
+    "replay": lambda options: kv_bench_replay.measure(options.traces),
 }
 
 
@@ -47,6 +66,12 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help=f"A group of rows: {', '.join(GROUPS)}. May be repeated.")
     ] = None,
+    recovery_gb: Annotated[
+        float, typer.Option(min=0.01, help="Size of the tier that is recovered; the target is for 10.")
+    ] = 1.0,
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder with mooncake_*.jsonl.gz to replay as well.", file_okay=False)
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Exit with status 1 if a target is missed.")] = False,
 ) -> None:
     """Measure, and print one table."""
@@ -55,9 +80,10 @@ def main(
         raise typer.BadParameter(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
     head = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {machine()}"
     typer.echo(f"{head}\n\n| what | measured | floor | ratio | target |\n|---|---|---|---|---|")
+    options = Options(recovery_gb, traces)
     rows: list[Row] = []
     for name in names:
-        for row in GROUPS[name]():
+        for row in GROUPS[name](options):
             typer.echo("| " + " | ".join(row.cells()) + " |")
             rows.append(row)
     if json_file is not None:

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from epdserve.loadtest import kv_bench, kv_bench_index, kv_bench_memory, kv_bench_ssd
+from epdserve.loadtest import kv_bench, kv_bench_index, kv_bench_memory, kv_bench_recovery, kv_bench_ssd
 from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Target, times_s
 from typer import Typer
 from typer.testing import CliRunner
@@ -48,9 +48,17 @@ def test_ssd_rows_can_be_measured_small() -> None:
     assert all(row.value > 0 for row in rows)
 
 
+def test_recovery_can_be_measured_small() -> None:
+    try:
+        rows = list(kv_bench_recovery.measure(gigabytes=0.01))
+    except OSError as error:
+        pytest.skip(f"no direct I/O here: {error}")
+    assert [row.name.rpartition(" ")[2] for row in rows] == ["intact", "lost"]
+
+
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row("copy", 1.0, "GB/s", 8.0, "memcpy", Target(0.5))]
-    monkeypatch.setattr(kv_bench, "GROUPS", {"memory": lambda: iter(rows)})
+    monkeypatch.setattr(kv_bench, "GROUPS", {"memory": lambda _: iter(rows)})
     app = Typer()
     app.command()(kv_bench.main)
     runner, file = CliRunner(), tmp_path / "rows.json"
