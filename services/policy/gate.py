@@ -1,0 +1,145 @@
+"""Whether a request enters now, enters with less effort, or is told when to come back: by what it is expected to see.
+
+A request that is expected to miss its targets would also make others miss theirs, so it is refused before any work is
+spent on it. Classes differ in how much of the room they may use: those that are shed first are refused while the
+strictest class still meets its targets. Tenants above their fair share give way before those below (``fairness.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from epdserve.services.policy.forecast import LengthForecast
+
+
+@dataclass(frozen=True, slots=True)
+class SloClass:
+    """What a class of requests is promised, and how soon it is shed.
+
+    Attributes:
+        room: Share of the targets' room that it may use up: 1 = until its own targets would be missed; a class with
+            0.5 is refused from half of that on.
+    """
+
+    name: str
+    ttft_s: float
+    tpot_s: float
+    room: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.ttft_s, self.tpot_s, self.room) <= 0:
+            raise ValueError(f"targets and room must be positive: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a request is expected to see at the place that was found for it.
+
+    Attributes:
+        drain_ratio: Share of the work done lately that was not replaced by new work: how fast queues would shrink if
+            arrivals stayed as they are, at least what refusing frees. 1 = nothing arrives.
+        over_share: Whether its tenant has had more than its fair share.
+        hit_tokens: Prompt tokens that need not be computed, at the effort asked for.
+        prefill_tokens_per_s: Of the worker found.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    drain_ratio: float = 1.0
+    over_share: bool = False
+    hit_tokens: int = 0
+    prefill_tokens_per_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """Of the gate.
+
+    Attributes:
+        ttft_margin, tpot_margin: A target counts as missed from this multiple of it on; above 1 for expectations that
+            err on the dark side.
+        fair_from: Pressure from which tenants above their share are refused.
+        longest_retry_s: Nobody is sent away for longer.
+    """
+
+    ttft_margin: float = 1.0
+    tpot_margin: float = 1.0
+    fair_from: float = 0.6
+    longest_retry_s: float = 60.0
+
+
+class Verdict(StrEnum):
+    """What the gate says."""
+
+    ENTER = "enter"
+    LESS_EFFORT = "less_effort"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The gate's answer.
+
+    Attributes:
+        pressure: Greatest of expected over promised; 1 = just at a target.
+        retry_after_s: When the same request is expected to enter, if it is refused.
+    """
+
+    verdict: Verdict
+    pressure: float
+    retry_after_s: float = 0.0
+    reason: str = ""
+
+
+def decide(
+    outlook: Outlook, slo: SloClass, *, may_lower: bool = False, settings: GateSettings = GateSettings()
+) -> Answer:
+    """Say whether a request enters.
+
+    Args:
+        may_lower: The client allows a lower effort, and it pays (``lowering_pays``).
+    """
+    ttft_share = outlook.ttft_s / (slo.ttft_s * settings.ttft_margin)
+    tpot_share = outlook.tpot_s / (slo.tpot_s * settings.tpot_margin)
+    pressure = max(ttft_share, tpot_share)
+    limit = slo.room
+    reason = "ttft" if ttft_share >= tpot_share else "tpot"
+    if outlook.over_share and settings.fair_from < limit:
+        limit, reason = settings.fair_from, "share"
+    if pressure <= limit:
+        return Answer(Verdict.ENTER, pressure)
+    # Less output shortens no queue of prompts
+    if may_lower and tpot_share > limit >= ttft_share:
+        return Answer(Verdict.LESS_EFFORT, pressure, reason=reason)
+    wait_s = _wait_s(outlook, slo, pressure, limit)
+    return Answer(
+        Verdict.REFUSE, pressure, float(min(settings.longest_retry_s, max(1, math.ceil(wait_s)))), reason
+    )
+
+
+def _wait_s(outlook: Outlook, slo: SloClass, pressure: float, limit: float) -> float:
+    """Seconds until the same request would pass: its excess over the target, at the speed queues shrink."""
+    target_s = slo.ttft_s * limit
+    excess_s = max(outlook.ttft_s - target_s, (pressure - limit) * slo.ttft_s)
+    return excess_s / min(1.0, max(0.05, outlook.drain_ratio))
+
+
+def lowering_pays(
+    outlook: Outlook,
+    asked: LengthForecast,
+    lowered: LengthForecast,
+    *,
+    same_conversation: bool,
+) -> bool:
+    """Whether a lower effort saves more than it costs.
+
+    The effort's line heads the prompt: another effort hits nothing of what is cached, so ``hit_tokens`` are computed
+    anew. A conversation keeps the effort it was granted.
+    """
+    if same_conversation:
+        return False
+    cost_s = outlook.hit_tokens / outlook.prefill_tokens_per_s
+    saved_s = (asked.mean - lowered.mean) * outlook.tpot_s
+    return saved_s > cost_s

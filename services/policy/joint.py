@@ -1,0 +1,256 @@
+"""Prefill and decode worker chosen together, with the transfer between them, in shares of the request's targets.
+
+The cost of a pair is the expected time to the first token over its target plus the expected time per token over its
+target, plus what the request takes from others: work that later prompts wait behind, and slower steps for everybody
+who decodes there. A target that is expected to be missed costs extra, and so do pages that will not suffice.
+
+    hit_p          the tier that is soonest: min over tiers of fetch + (T - hit + rerun) / speed
+    ttft_pd        ahead_p / speed_p + soonest_p + transfer_pd + step_d + trouble
+    tpot_d         step + request (n_d + 1) + token (held_d + T + E[L] / 2)
+    others_p       crowd * compute_p / ttft_target
+    others_d       crowd * (request + token (T + E[L] / 2)) * remaining_d / (E[L] tpot_target)
+    cost           ttft / ttft_target + tpot / tpot_target + others + miss * (excess over the targets) + overflow
+
+Several routers that know the same stale loads would all run to the same worker. So every pair whose cost is within
+``slack_per_s`` x staleness of the best counts as equally good. One of them is taken by a hash: of the prompt's first
+block for prefill, so that what will share a prefix stays together before anything is cached, of the request for decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from epdserve.services.policy.forecast import LengthForecast
+from epdserve.services.policy.pools import DecodePool, Floats, Indices, Links, PrefillPool
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """Weights of the cost.
+
+    Attributes:
+        prefill_crowd, decode_crowd: How many others a second of work is taken from.
+        miss: Price of each multiple of a target that the expectation lies above it.
+        overflow: Price of a worker whose pages are expected to run out.
+        slack_per_s, max_slack: Costs this far apart count as equal, a second of staleness, and at most.
+        shortlist: Workers of each role whose pairs are looked at.
+        tier_weights, use_lengths, use_transfer: Off for ablations only.
+    """
+
+    prefill_crowd: float = 1.0
+    decode_crowd: float = 1.0
+    miss: float = 4.0
+    overflow: float = 4.0
+    slack_per_s: float = 0.2
+    max_slack: float = 0.5
+    shortlist: int = 8
+    tier_weights: bool = True
+    use_lengths: bool = True
+    use_transfer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """A request that wants a place.
+
+    Attributes:
+        rerun_tokens: Rows run again before a hit.
+        affinity: Names the prompt's beginning; the same for prompts that share it.
+        staleness_s: Age of the loads.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    forecast: LengthForecast
+    ttft_target_s: float
+    tpot_target_s: float
+    bytes_per_token: float
+    rerun_tokens: int = 128
+    affinity: bytes = b""
+    staleness_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair that was looked at, and what it was expected to give."""
+
+    prefill: str
+    decode: str
+    cost: float
+    ttft_s: float
+    tpot_s: float
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """The pair chosen, and why.
+
+    Attributes:
+        compute_tokens: Tokens the prefill worker is expected to compute.
+        looked_at: What ``explain`` reads: names and costs of the pairs that were compared.
+    """
+
+    chosen: Candidate
+    compute_tokens: int
+    looked_at: _Pairs
+
+    def explain(self, count: int = 16) -> list[Candidate]:
+        """The pairs compared, cheapest first."""
+        costs = self.looked_at.costs
+        order = np.argsort(costs, axis=None, kind="stable")[:count]
+        return [self.looked_at.candidate(*divmod(int(flat), costs.shape[1])) for flat in order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Rows are prefill workers, columns decode workers."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    costs: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    hits: Floats
+
+    def candidate(self, row: int, column: int) -> Candidate:
+        return Candidate(
+            self.rows[row],
+            self.columns[column],
+            float(self.costs[row, column]),
+            float(self.ttft_s[row, column]),
+            float(self.tpot_s[column]),
+            int(self.hits[row]),
+        )
+
+
+def place(
+    prefills: PrefillPool,
+    decodes: DecodePool,
+    links: Links,
+    request: Placing,
+    settings: PlacementSettings = PlacementSettings(),
+) -> Decision:
+    """Choose a pair.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not prefills.names or not decodes.names:
+        raise ValueError("no pair of workers to choose from")
+    compute, soonest_s, hits = _prefill_times(prefills, request, settings)
+    ready_s = prefills.ahead_tokens / prefills.tokens_per_s + soonest_s + prefills.trouble_s
+    prefill_others = settings.prefill_crowd * (compute / prefills.tokens_per_s) / request.ttft_target_s
+    tpot_s, decode_cost = _decode_costs(decodes, request, settings)
+
+    few_p = _best(_late(ready_s, request.ttft_target_s, settings) + prefill_others, settings.shortlist)
+    few_d = _shortlist_decodes(decodes, decode_cost, prefills.machines[few_p], settings)
+    transfer_s = _transfer_s(prefills, decodes, links, request, few_p, few_d)
+    first_s = decodes.step_s[few_d] + decodes.trouble_s[few_d]
+    seen_s = ready_s[few_p][:, None] + transfer_s + first_s[None, :]
+    counted_s = seen_s if settings.use_transfer else seen_s - transfer_s
+    costs = _late(counted_s, request.ttft_target_s, settings)
+    costs += prefill_others[few_p][:, None] + decode_cost[few_d][None, :]
+
+    pairs = _Pairs(
+        [prefills.names[index] for index in few_p],
+        [decodes.names[index] for index in few_d],
+        costs,
+        seen_s,
+        tpot_s[few_d],
+        hits[few_p],
+    )
+    row, column = _pick(pairs, request, settings)
+    return Decision(pairs.candidate(row, column), int(compute[few_p[row]]), pairs)
+
+
+def _prefill_times(
+    pool: PrefillPool, request: Placing, settings: PlacementSettings
+) -> tuple[Floats, Floats, Floats]:
+    """Tokens to compute, seconds for fetching and computing, and hit length of each worker, by its best tier."""
+    prompt = request.prompt_tokens
+    hits = np.minimum(pool.hit_tokens, prompt - 1)
+    useful = np.where(hits > request.rerun_tokens, hits - request.rerun_tokens, 0.0)
+    compute = prompt - useful
+    fetched = np.maximum(0.0, np.diff(hits, axis=0)) * request.bytes_per_token
+    seconds = compute / pool.tokens_per_s
+    seconds[1:] += np.cumsum(fetched / pool.fetch_bytes_per_s[1:, None], axis=0)
+    if not settings.tier_weights:
+        return compute[0], seconds[0], hits[0]
+    best = np.argmin(seconds, axis=0)
+    columns = np.arange(len(pool.names))
+    return compute[best, columns], seconds[best, columns], hits[best, columns]
+
+
+def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSettings) -> tuple[Floats, Floats]:
+    """Seconds per token with the request there, and the whole cost of decoding there."""
+    mean = request.forecast.mean if settings.use_lengths else 512.0
+    context = request.prompt_tokens + mean / 2
+    tpot_s = pool.step_s + pool.request_s * (pool.running + 1) + pool.token_s * (pool.held_tokens + context)
+    slower_s = pool.request_s + pool.token_s * context
+    others = settings.decode_crowd * slower_s * pool.remaining_tokens / (mean * request.tpot_target_s)
+    peak = pool.held_tokens + pool.remaining_tokens + request.prompt_tokens
+    peak = peak + (request.forecast.high if settings.use_lengths else mean)
+    fullness = peak / pool.total_tokens
+    overflow = settings.overflow * np.where(fullness > 1, fullness, 0.0)
+    return tpot_s, _late(tpot_s, request.tpot_target_s, settings) + others + overflow
+
+
+def _late(seconds: Floats, target_s: float, settings: PlacementSettings) -> Floats:
+    share = seconds / target_s
+    return np.asarray(share + settings.miss * np.maximum(0.0, share - 1), dtype=np.float64)
+
+
+def _best(costs: Floats, count: int) -> Indices:
+    """Indices of the smallest costs, in order; the first name wins a tie."""
+    if len(costs) > 4 * count:
+        # All that tie with the last one must be sorted too, or names would not decide
+        limit = np.partition(costs, count - 1)[count - 1]
+        few = np.flatnonzero(costs <= limit)
+        return few[np.argsort(costs[few], kind="stable")[:count]]
+    return np.argsort(costs, kind="stable")[:count]
+
+
+def _shortlist_decodes(
+    pool: DecodePool, costs: Floats, machines: Indices, settings: PlacementSettings
+) -> Indices:
+    """The best of all, and the best on the machine of each prefill worker in question."""
+    chosen = _best(costs, settings.shortlist)
+    wanted = np.zeros(int(max(machines.max(), pool.machines.max())) + 1, dtype=np.bool_)
+    wanted[machines] = True
+    near = np.flatnonzero(wanted[pool.machines])
+    near = near[np.argsort(costs[near], kind="stable")]
+    _, first = np.unique(pool.machines[near], return_index=True)
+    return np.unique(np.concatenate((chosen, near[first])))
+
+
+def _transfer_s(
+    prefills: PrefillPool,
+    decodes: DecodePool,
+    links: Links,
+    request: Placing,
+    few_p: Indices,
+    few_d: Indices,
+) -> Floats:
+    missing = np.maximum(0.0, request.prompt_tokens - decodes.hit_tokens[few_d]) * request.bytes_per_token
+    same = prefills.machines[few_p][:, None] == decodes.machines[few_d][None, :]
+    speed = np.where(same, links.same_machine_bytes_per_s, links.other_machine_bytes_per_s)
+    return np.asarray(links.latency_s + (missing[None, :] + links.fixed_bytes) / speed, dtype=np.float64)
+
+
+def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple[int, int]:
+    """The cheapest pair; among those as good as it, the one that the hashes take."""
+    slack = min(settings.max_slack, settings.slack_per_s * request.staleness_s)
+    near = pairs.costs <= pairs.costs.min() + slack
+
+    def rank(name: str, seed: bytes) -> tuple[int, str]:
+        return (crc32(name.encode(), crc32(seed)) if slack > 0 else 0), name
+
+    own = request.request_id.encode()
+    prefix = request.affinity or own
+    row = min(np.flatnonzero(near.any(axis=1)).tolist(), key=lambda at: rank(pairs.rows[at], prefix))
+    column = min(np.flatnonzero(near[row]).tolist(), key=lambda at: rank(pairs.columns[at], own))
+    return int(row), int(column)

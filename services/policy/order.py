@@ -1,0 +1,105 @@
+"""Which waiting prompt a prefill worker takes next, chunk by chunk; and which decode request gives way.
+
+Shortest first serves most requests in time, deadlines first starves none: the score is the work left times the part
+of the target that is left, so that a short prompt passes a long one, until the long one's time runs out. What can no
+longer make its target lets the others pass, but not for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epdserve.services.policy.forecast import LengthForecast
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPrompt:
+    """A prompt that is not finished.
+
+    Attributes:
+        left_s: Seconds of work it still needs.
+        priority: Higher first, before everything else.
+    """
+
+    request_id: str
+    arrived_at: float
+    target_s: float
+    left_s: float
+    priority: int = 0
+
+
+def next_prompt(waiting: Sequence[WaitingPrompt], *, now: float, patience: float = 4.0) -> str:
+    """The one to work on.
+
+    Args:
+        patience: After so many times its target, a prompt goes before all others of its priority.
+
+    Raises:
+        ValueError: None waits.
+    """
+    if not waiting:
+        raise ValueError("no prompt waits")
+
+    def key(prompt: WaitingPrompt) -> tuple[int, float, str]:
+        return (
+            -prompt.priority,
+            urgency(
+                arrived_at=prompt.arrived_at,
+                target_s=prompt.target_s,
+                left_s=prompt.left_s,
+                now=now,
+                patience=patience,
+            ),
+            prompt.request_id,
+        )
+
+    return min(waiting, key=key).request_id
+
+
+def urgency(*, arrived_at: float, target_s: float, left_s: float, now: float, patience: float = 4.0) -> float:
+    """Lower goes first: -1 and below for the starved, the work left times the time left, then what is late anyway."""
+    waited_s = now - arrived_at
+    if waited_s > patience * target_s:
+        return -1.0 - waited_s
+    slack_s = target_s - waited_s - left_s
+    if slack_s < 0:
+        # Behind everything that can still be in time; the nearly done first
+        return 1e9 + left_s
+    return left_s * slack_s / target_s
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request that decodes.
+
+    Attributes:
+        context_tokens: Tokens whose KV it holds.
+        done_tokens: Output so far.
+    """
+
+    request_id: str
+    context_tokens: int
+    done_tokens: int
+    forecast: LengthForecast
+    priority: int = 0
+
+
+def preemption_victim(running: Sequence[Running]) -> str:
+    """Whom to take out when pages run out: the lowest priority, then what costs least for the memory it frees.
+
+    Taking a request out costs bringing its context back; leaving it in holds its pages for as long as it is expected
+    to go on. So the victim is the one with the longest expected rest, per token to be brought back.
+
+    Raises:
+        ValueError: None runs.
+    """
+    if not running:
+        raise ValueError("nobody to preempt")
+
+    def key(one: Running) -> tuple[int, float, str]:
+        rest = one.forecast.remaining(one.done_tokens)
+        freed = one.context_tokens * rest + rest * rest / 2
+        return one.priority, -freed / max(1, one.context_tokens), one.request_id
+
+    return min(running, key=key).request_id

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+from epdserve.services.policy.fairness import ServiceMeter, jain_index, max_min_shares
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_who_wants_little_gets_it_and_the_others_share_the_rest() -> None:
+    assert max_min_shares({"a": 1, "b": 10, "c": 10}, 9) == {"a": 1, "b": 4, "c": 4}
+
+
+def test_weights_count() -> None:
+    assert max_min_shares({"a": 10, "b": 10}, 9, {"a": 2.0}) == {"a": 6, "b": 3}
+
+
+@given(
+    demands=st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=8), capacity=st.floats(0, 1e6)
+)
+def test_shares_never_exceed_demand_or_capacity_and_waste_nothing(
+    demands: dict[str, float], capacity: float
+) -> None:
+    shares = max_min_shares(demands, capacity)
+    assert all(shares[name] <= demands[name] for name in demands)
+    assert sum(shares.values()) == pytest.approx(min(capacity, sum(demands.values())), abs=1e-6)
+
+
+def test_a_greedy_tenant_is_over_its_share_and_a_modest_one_is_not() -> None:
+    meter = ServiceMeter()
+    for tenant, cost in (("greedy", 9.0), ("modest", 1.0)):
+        meter.asked(tenant, cost * 2, now=0.0)
+        meter.given(tenant, cost, now=0.0)
+    assert meter.over_share("greedy", now=0.0)
+    assert not meter.over_share("modest", now=0.0)
+
+
+def test_a_tenant_alone_is_never_over_its_share() -> None:
+    meter = ServiceMeter()
+    meter.given("only", 100.0, now=0.0)
+    assert not meter.over_share("only", now=0.0)
+    assert not meter.over_share("unknown", now=0.0)
+
+
+def test_what_was_had_is_forgotten() -> None:
+    meter = ServiceMeter(half_life_s=1.0)
+    for tenant, cost in (("early", 8.0), ("late", 1.0)):
+        meter.given(tenant, cost, now=0.0)
+        meter.asked(tenant, cost, now=0.0)
+    meter.asked("late", 50.0, now=10.0)
+    meter.given("late", 1.0, now=10.0)
+    assert not meter.over_share("early", now=10.0)
+
+
+def test_tenants_remembered_are_bounded_and_other_routers_count() -> None:
+    meter = ServiceMeter(limit=4)
+    for number in range(100):
+        meter.given(f"t{number}", 1.0, now=0.0)
+    assert len(meter) == 4
+    meter = ServiceMeter()
+    meter.asked("a", 4.0, now=0.0)
+    meter.given("a", 2.0, now=0.0)
+    meter.merge("other", {"a": (8.0, 8.0), "b": (10.0, 1.0)})
+    assert meter.over_share("a", now=0.0)
+    meter.merge("other", {})
+    assert not meter.over_share("a", now=0.0)
+
+
+def test_jain() -> None:
+    assert jain_index([3, 3, 3]) == pytest.approx(1)
+    assert jain_index([9, 0, 0]) == pytest.approx(1 / 3)
+    assert jain_index([]) == 1
