@@ -1,6 +1,7 @@
 """``python -m epdserve.loadtest.kv_bench``: what the KV store costs over what the machine can do at all.
 
     python -m epdserve.loadtest.kv_bench [--json FILE] [--only NAME]... [--recovery-gb GB] [--traces FOLDER]
+        [--peers PYTHON]
 
 Every row stands beside a raw floor measured in the same run, in turns with it. Prints one Markdown table; exit status 1
 if a target is missed and ``--strict`` is given.
@@ -20,6 +21,7 @@ from epdserve.loadtest import (
     kv_bench_index,
     kv_bench_memory,
     kv_bench_nixl,
+    kv_bench_peers,
     kv_bench_recovery,
     kv_bench_replay,
     kv_bench_ssd,
@@ -33,11 +35,13 @@ class Options:
 
     recovery_gb: float = 1.0
     traces: Path | None = None
+    peers: Path | None = None
 
 
 GROUPS: Final[dict[str, Callable[[Options], Rows]]] = {
     "memory": lambda _: kv_bench_memory.measure(),
     "ssd": lambda _: kv_bench_ssd.measure(),
+    "peers": lambda options: kv_bench_peers.measure(options.peers),
     "nixl": lambda _: kv_bench_nixl.measure(),
     "index": lambda _: kv_bench_index.measure(),
     "recovery": lambda options: kv_bench_recovery.measure(options.recovery_gb),
@@ -72,6 +76,9 @@ def main(
     traces: Annotated[
         Path | None, typer.Option(help="Folder with mooncake_*.jsonl.gz to replay as well.", file_okay=False)
     ] = None,
+    peers: Annotated[
+        Path | None, typer.Option(help="Python of an environment with Mooncake and LMCache.", dir_okay=False)
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Exit with status 1 if a target is missed.")] = False,
 ) -> None:
     """Measure, and print one table."""
@@ -80,7 +87,7 @@ def main(
         raise typer.BadParameter(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
     head = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, {machine()}"
     typer.echo(f"{head}\n\n| what | measured | floor | ratio | target |\n|---|---|---|---|---|")
-    options = Options(recovery_gb, traces)
+    options = Options(recovery_gb, traces, peers)
     rows: list[Row] = []
     for name in names:
         for row in GROUPS[name](options):
