@@ -64,7 +64,7 @@ def test_the_recipe_breaks_a_parameter_without_its_type() -> None:
         ("u", "3", '"3"'),
         ("b", "true", "true"),
         ("unknown", "3", '"3"'),
-        ("odd name", "3", '"3"'),
+        ("stra\u00dfe", "3", '"3"'),
     ],
 )
 def test_types_come_from_the_schema(cut: Any, name: str, value: str, arguments: str) -> None:
