@@ -33,8 +33,9 @@ class StoreEvents:
         _, held = self._cache.snapshot()
         if self._tier is None:
             return self._next_seq, held
-        _, stored = self._tier.snapshot()
-        return self._next_seq, tuple(dict.fromkeys((*held, *stored)))
+        _, stored = self._tier.snapshot()  # the many
+        there = self._tier.stored(held)
+        return self._next_seq, (*stored, *(h for h, twice in zip(held, there, strict=True) if not twice))
 
     def _changed(self) -> dict[BlockHash, bool]:
         changed = self._drain("cache", self._cache.drain_events())

@@ -21,6 +21,7 @@ from epdserve.services.types import BlockUpdate, WorkerInfo, WorkerRole
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
+_CANCELS = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -63,11 +64,18 @@ class Neighbours:
         tasks = [watch.task for watch in self._watches.values()]
         if self._task is not None:
             tasks.append(self._task)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=5.0)
         self._watches.clear()
+        for _ in range(_CANCELS):  # a stream that just ends may turn a cancellation into an end of its own
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=0.5)
+            tasks = [task for task in tasks if not task.done()]
+
+    @property
+    def present(self) -> bool:
+        """Whether the registry lists a store on another machine."""
+        return any(self._wanted(info) for info in self._view.workers(WorkerRole.STORE))
 
     @property
     def watched(self) -> int:
@@ -114,6 +122,9 @@ class Neighbours:
         updates = watch_blocks(info.address, role=info.role, token=self._token)
         async with aclosing(updates):
             async for update in updates:
+                watch = self._watches.get(info.worker)
+                if watch is None or watch.task is not asyncio.current_task():
+                    return  # this neighbour has been forgotten
                 if update.incarnation == info.incarnation:
                     self._apply(info.worker, update)
 

@@ -17,6 +17,7 @@ from epdserve.kvstore.types import BlockHash, BlockOwner, Endpoint
 from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import ServiceError
 from epdserve.services.rpc.store_client import StoreClient
+from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.neighbours import Holder, Neighbours
@@ -42,11 +43,13 @@ class PeerBlocks:
         puller: Puller,
         executor: Executor,
         metrics: StoreMetrics,
+        deletions: Deletions,
         *,
         deadline_s: float,
     ) -> None:
         self._memory, self._neighbours, self._book, self._puller = memory, neighbours, book, puller
         self._executor, self._metrics, self._deadline_s = executor, metrics, deadline_s
+        self._deletions = deletions
 
     def known(self, hashes: Sequence[BlockHash]) -> int:
         """How many blocks of a chain some neighbour is said to hold."""
@@ -55,6 +58,8 @@ class PeerBlocks:
     async def bring(self, step: Step, owner: CacheOwner, *, exact: bool) -> list[PinnedBlock]:
         """As many blocks of a chain as one neighbour gives, pinned; none is a miss. Not to be cancelled."""
         hashes, _ = step
+        if self._deletions.recent(owner):
+            return []
         for holder in self._neighbours.holders(hashes)[:ASKED_AT_MOST]:
             pinned = await self._from(holder, step, owner, exact=exact)
             if pinned:

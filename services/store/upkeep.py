@@ -9,29 +9,30 @@ from epdserve.services.pool.view import ClusterView
 from epdserve.services.store.config import StoreSettings
 from epdserve.services.store.memory import StoreMemory
 from epdserve.services.store.peers import PeerBook
-from epdserve.services.store.tails import TailDesk
+from epdserve.services.store.tail_notices import TailNotices
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+TOLD_AT_ONCE = 256  # tails of a regular round: 50 calls a second by default
 
 
 class Upkeep:
     """Owned by one event loop.
 
-    The directory is told everything again when the registry's data was lost, when it answers after a silence, and
-    every ``republish_s`` in any case: a hint may have been lost alone.
+    The directory is told everything again when the registry's data was lost and when it answers after a silence, and
+    some of it every ``republish_s`` in any case: a hint may have been lost alone.
     """
 
     def __init__(
         self,
         memory: StoreMemory,
-        tails: TailDesk,
+        notices: TailNotices,
         book: PeerBook,
         view: ClusterView,
         settings: StoreSettings,
     ) -> None:
-        self._memory, self._tails, self._book, self._view = memory, tails, book, view
+        self._memory, self._notices, self._book, self._view = memory, notices, book, view
         self._republish_s = settings.republish_s
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,6 +67,6 @@ class Upkeep:
             lost = self._view.epoch != epoch or (now_connected and not connected)
             epoch, connected = self._view.epoch, now_connected
             if now_connected and (lost or loop.time() >= next_at):
-                told = await self._tails.tell_all()
+                told = await self._notices.tell_again(None if lost else TOLD_AT_ONCE)
                 next_at = loop.time() + self._republish_s
                 log.debug("tails told again", extra={"tails": told, "lost": lost})

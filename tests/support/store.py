@@ -132,18 +132,21 @@ class Stage:
 
     async def client(self, worker: str = "store-0") -> StoreClient:
         """A client of the present life of a store."""
+        info = None
         async with asyncio.timeout(CALL_S):
-            while (info := await self.info(worker)) is None:  # noqa: ASYNC110 - the registry is another process
-                await asyncio.sleep(0.02)
+            while info is None:
+                with contextlib.suppress(Unavailable):  # a connection of before an outage
+                    info = await self.info(worker)
+                await asyncio.sleep(0.0 if info else 0.02)
         key = (worker, info.address)
         if key not in self._clients:
             client = StoreClient(info.address, token=TOKEN, worker=worker)
             self._clients[key] = await self.exits.enter_async_context(client)
         return self._clients[key]
 
-    def service(self, worker: str = "store-0") -> Any:
-        """The service of a store in this process, for looking inside."""
-        return self.runners[worker]._service
+    def parts(self, worker: str = "store-0") -> Any:
+        """The parts of a store in this process, for looking inside."""
+        return self.runners[worker]._service._parts
 
     async def metric(self, worker: str, sample: str) -> float:
         """A sample of a store's metrics; 0 if absent."""
@@ -156,7 +159,7 @@ class Stage:
     def check(self) -> None:
         """Nothing is held, leaked or miscounted in any store of this process."""
         for worker in self.runners:
-            memory = self.service(worker)._memory
+            memory = self.parts(worker).memory
             memory.tails.expire()
             memory.check()
             for pool, holder in ((memory.block_slots, memory.cache), (memory.tail_slots, memory.tails)):
@@ -168,7 +171,7 @@ class Stage:
     async def settle(self, *, timeout_s: float = 10.0) -> None:
         """Wait until nothing is lent, pinned or waiting to be saved any more, then ``check``."""
         for worker in self.runners:
-            memory, saver = self.service(worker)._memory, self.service(worker)._saver
+            memory, saver = self.parts(worker).memory, self.parts(worker).saver
 
             def left(memory: Any = memory, saver: Any = saver) -> dict[str, int]:
                 return {

@@ -74,7 +74,7 @@ async def test_blocks_reach_the_disk_and_outlive_the_store(
         first = offer.blocks[0]
         blocks = (replace(first, parent=hashes[start - 1] if start else None), *offer.blocks[1:])
         assert await offload(await scene.client(), replace(offer, blocks=blocks)) == taken_results(8)
-        saver = scene.service()._saver
+        saver = scene.parts().saver
         await until(lambda s=saver: not s.unsaved)  # type: ignore[misc]
     assert set(await taken(scene, worker, hashes[:8])) == {"ssd"}
     assert await taken(scene, worker, hashes[:8]) == ["host"] * 8
@@ -96,7 +96,7 @@ async def test_one_chain_may_lie_in_several_tiers(scene: Stage, worker: FakeWork
     await scene.store(**role_table(tmp_path / "ssd", blocks=24))
     hashes, client = chain("a", 16), await scene.client()
     await offload(client, worker.offer(hashes))
-    memory, saver = scene.service()._memory, scene.service()._saver
+    memory, saver = scene.parts().memory, scene.parts().saver
     await until(lambda: not saver.unsaved)
     assert memory.cache.delete(hashes[4:9]) == 5
     assert await locate(scene, hashes) == [("host", 4), ("ssd", 5), ("host", 7)]
@@ -162,8 +162,8 @@ async def test_exact_readers_get_exact_blocks_only(scene: Stage, worker: FakeWor
     assert await offload(client, worker.offer(hashes[2:], exact=True)) == taken_results(2)
     assert await offload(client, worker.offer(hashes, exact=False)) == ["held"] * 4
     assert await taken(scene, worker, hashes, exact=True) == ["host"] * 4
-    scene.service()._memory.cache.delete(hashes)
-    saver = scene.service()._saver
+    scene.parts().memory.cache.delete(hashes)
+    saver = scene.parts().saver
     await until(lambda: not saver.unsaved)
     assert await taken(scene, worker, hashes, exact=True) == ["ssd"] * 4
 
@@ -185,7 +185,7 @@ async def test_a_lease_holds_until_its_end_or_its_time(scene: Stage, worker: Fak
     request = FetchRequest(OWNER, hashes[:2])
     async for batch in client.fetch(request, deadline_s=0.2):
         lease = batch.lease
-    memory = scene.service()._memory
+    memory = scene.parts().memory
     await until(lambda: memory.cache.pinned() == 0)  # by the clock
     assert not await client.end_fetch(lease, incarnation=info.incarnation, deadline_s=CALL_S)
 
@@ -196,9 +196,9 @@ async def test_a_caller_that_goes_away_leaves_nothing_lent(
     await scene.store(**role_table(tmp_path / "ssd", batch_blocks=2))
     client, hashes = await scene.client(), chain("a", 16)
     await offload(client, worker.offer(hashes))
-    saver = scene.service()._saver
+    saver = scene.parts().saver
     await until(lambda: not saver.unsaved)
-    memory = scene.service()._memory
+    memory = scene.parts().memory
     memory.cache.delete(hashes)
     began = asyncio.get_running_loop().time()
     batches = client.fetch(FetchRequest(OWNER, hashes), deadline_s=CALL_S)
@@ -216,7 +216,7 @@ async def test_bounds_refuse_instead_of_queueing(scene: Stage, worker: FakeWorke
     client, hashes = await scene.client(), chain("a", 8)
     assert await offload(client, worker.offer(hashes)) == [*taken_results(3), *["refused"] * 5]
     assert await scene.metric("store-0", 'epdserve_store_offloaded_blocks_total{result="busy"}') == 5
-    fetches = scene.service()._fetches
+    fetches = scene.parts().fetches
     fetches.running = 1
     with pytest.raises(Overloaded) as refused:
         await fetch(client, hashes)
@@ -245,9 +245,9 @@ async def test_a_fetch_that_waits_too_long_ends_with_what_there_is(
     await scene.store(**role_table(tmp_path / "ssd"))
     client, hashes = await scene.client(), chain("a", 8)
     await offload(client, worker.offer(hashes))
-    saver = scene.service()._saver
+    saver = scene.parts().saver
     await until(lambda: not saver.unsaved)
-    memory, fetches = scene.service()._memory, scene.service()._fetches
+    memory, fetches = scene.parts().memory, scene.parts().fetches
     memory.cache.delete(hashes[4:])
     slow = asyncio.Event()
     from_disk = fetches._from_disk
@@ -272,7 +272,7 @@ async def test_a_reader_that_got_wrong_bytes_has_them_looked_at(scene: Stage, wo
     client, hashes = await scene.client(), chain("a", 4)
     await offload(client, worker.offer(hashes))
     blocks, lease = await fetch(client, hashes)
-    memory = scene.service()._memory
+    memory = scene.parts().memory
     memory.block_slots._pages[blocks[2].ref.page, 5] ^= 1  # a bit flips in memory
     assert await client.end_fetch(
         lease, incarnation=info.incarnation, suspects=hashes[1:3], deadline_s=CALL_S
@@ -290,7 +290,7 @@ async def test_tenants_and_models_are_deleted_in_memory_and_on_disk(
     mine, theirs, old = chain("m", 4), chain("t", 4), chain("o", 4)
     for hashes, owner in ((mine, OWNER), (theirs, OTHER), (old, OTHER_ROOT)):
         assert await offload(client, worker.offer(hashes, owner=owner)) == taken_results(4)
-    saver = scene.service()._saver
+    saver = scene.parts().saver
     await until(lambda: not saver.unsaved)
     deleted = await client.delete_root(OTHER_ROOT.root, deadline_s=CALL_S)
     assert (deleted.host_blocks, deleted.ssd_blocks) == (4, 4)
@@ -298,7 +298,7 @@ async def test_tenants_and_models_are_deleted_in_memory_and_on_disk(
     deleted = await client.delete_tenant(OWNER.tenant, deadline_s=CALL_S)
     assert (deleted.host_blocks, deleted.ssd_blocks) == (4, 4)
     assert [await locate(scene, hashes) for hashes in (mine, theirs)] == [[], [("host", 4)]]
-    scene.service()._memory.tier.check(deep=True)
+    scene.parts().memory.tier.check(deep=True)
     with pytest.raises(InvalidRequest):
         await client.delete_tenant(b"short", deadline_s=CALL_S)
     with pytest.raises(InvalidRequest):
@@ -311,9 +311,9 @@ async def test_blocks_used_elsewhere_do_not_grow_old_on_disk(
     await scene.store(**role_table(tmp_path / "ssd"))
     client, hashes = await scene.client(), chain("a", 3)
     await offload(client, worker.offer(hashes))
-    service = scene.service()
-    await until(lambda: not service._saver.unsaved)
-    (directory,) = service._memory.tier._core.inventory.directories
+    service = scene.parts()
+    await until(lambda: not service.saver.unsaved)
+    (directory,) = service.memory.tier._core.inventory.directories
     directory.last_use[:] -= 5000
     await client.touch((hashes[1], name("none")), deadline_s=CALL_S)
     used = sorted(directory.last_use[directory.live()].tolist())
@@ -332,7 +332,7 @@ async def test_a_full_disk_keeps_blocks_in_memory_only(
     await scene.store(**table)
     client, hashes = await scene.client(), chain("a", 12)
     assert await offload(client, worker.offer(hashes)) == taken_results(12)
-    saver = scene.service()._saver
+    saver = scene.parts().saver
     await until(lambda: not saver.unsaved)
     assert await taken(scene, worker, hashes) == ["host"] * 12
     assert await scene.metric("store-0", 'epdserve_kvstore_ssd_puts_total{result="accepted"}') <= 4

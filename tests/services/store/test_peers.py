@@ -28,7 +28,7 @@ async def scene(tmp_path: Path, redis_url: str) -> AsyncIterator[Stage]:
 
 async def known(scene: Stage, blocks: int, store: str = "store-1") -> None:
     """Wait until a store has heard of so many blocks elsewhere."""
-    neighbours = scene.service(store)._neighbours
+    neighbours = scene.parts(store).neighbours
     await until(lambda: neighbours.known_blocks() == blocks, timeout_s=10)
 
 
@@ -51,13 +51,13 @@ async def test_blocks_of_another_machine_are_pulled_kept_and_saved(scene: Stage,
     assert await taken(scene, reader, hashes, "store-1", local_only=True) == []
     assert await taken(scene, reader, hashes, "store-1") == ["peer"] * 20
     assert await taken(scene, reader, hashes, "store-1") == ["host"] * 20
-    service = scene.service("store-1")
-    await until(lambda: not service._saver.unsaved)
-    assert sum(service._memory.tier.stored(list(hashes))) == 20
+    service = scene.parts("store-1")
+    await until(lambda: not service.saver.unsaved)
+    assert sum(service.memory.tier.stored(list(hashes))) == 20
     assert await scene.metric("store-1", 'epdserve_store_peer_blocks_total{outcome="done"}') == 20
     # a chain that begins here and goes on elsewhere
-    service._memory.cache.delete(hashes[10:])
-    service._memory.tier.delete_tenant(OWNER.tenant)
+    service.memory.cache.delete(hashes[10:])
+    service.memory.tier.delete_tenant(OWNER.tenant)
     assert await taken(scene, reader, hashes, "store-1") == ["host"] * 10 + ["peer"] * 10
 
 
@@ -65,12 +65,12 @@ async def test_a_peer_reads_its_disk_for_us(scene: Stage, tmp_path: Path) -> Non
     writer, reader = await two(scene, tmp_path, keep_pulled=False)
     hashes = chain("a", 12)
     await offload(await scene.client("store-0"), writer.offer(hashes))
-    owner = scene.service("store-0")
-    await until(lambda: not owner._saver.unsaved)
-    owner._memory.cache.delete(hashes)
+    owner = scene.parts("store-0")
+    await until(lambda: not owner.saver.unsaved)
+    owner.memory.cache.delete(hashes)
     await known(scene, 12)
     assert await taken(scene, reader, hashes, "store-1") == ["peer"] * 12
-    assert sum(scene.service("store-1")._memory.tier.stored(list(hashes))) == 0
+    assert sum(scene.parts("store-1").memory.tier.stored(list(hashes))) == 0
 
 
 async def test_a_block_that_has_gone_is_a_miss_and_leaves_the_index(scene: Stage, tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ async def test_a_block_that_has_gone_is_a_miss_and_leaves_the_index(scene: Stage
     hashes = chain("a", 6)
     await offload(await scene.client("store-0"), writer.offer(hashes))
     await known(scene, 6)
-    owner = scene.service("store-0")
-    await until(lambda: not owner._saver.unsaved)
-    feed = owner._feed
+    owner = scene.parts("store-0")
+    await until(lambda: not owner.saver.unsaved)
+    feed = owner.feed
     feed.poll = lambda: None  # the news is held up
-    owner._memory.cache.delete(hashes[3:])
-    owner._memory.tier.delete_tenant(OWNER.tenant)
+    owner.memory.cache.delete(hashes[3:])
+    owner.memory.tier.delete_tenant(OWNER.tenant)
     assert await taken(scene, reader, hashes, "store-1") == ["peer"] * 3
     del feed.poll
     await known(scene, 3)
@@ -94,10 +94,10 @@ async def test_wrong_bytes_of_a_peer_are_never_taken(scene: Stage, tmp_path: Pat
     hashes = chain("a", 6)
     await offload(await scene.client("store-0"), writer.offer(hashes))
     await known(scene, 6)
-    owner = scene.service("store-0")
-    pinned = owner._memory.cache.match(list(hashes))
-    owner._memory.block_slots._pages[pinned[2].slot.index, 11] ^= 1
-    owner._memory.cache.release(pinned)
+    owner = scene.parts("store-0")
+    pinned = owner.memory.cache.match(list(hashes))
+    owner.memory.block_slots._pages[pinned[2].slot.index, 11] ^= 1
+    owner.memory.cache.release(pinned)
     assert await taken(scene, reader, hashes, "store-1") == ["peer"] * 2
     assert await scene.metric("store-1", 'epdserve_store_peer_blocks_total{outcome="corrupt"}') >= 1
 
@@ -107,14 +107,15 @@ async def test_a_lease_that_did_not_hold_spoils_what_was_read(scene: Stage, tmp_
     hashes = chain("a", 6)
     await offload(await scene.client("store-0"), writer.offer(hashes))
     await known(scene, 6)
-    owner = scene.service("store-0")
-    end_fetch = owner.end_fetch
+    service = scene.runners["store-0"]._service
+    assert service is not None
+    end_fetch = service.end_fetch
 
     async def lost(lease: str, **more: object) -> bool:
         await end_fetch(lease, **more)
         return False
 
-    owner.end_fetch = lost
+    service.end_fetch = lost
     blocks, _ = await fetch(await scene.client("store-1"), hashes)
     assert blocks == []
     assert await scene.metric("store-1", 'epdserve_store_peer_blocks_total{outcome="lease_lost"}') == 6
@@ -125,8 +126,8 @@ async def test_a_peer_that_left_or_lives_anew_is_forgotten(scene: Stage, tmp_pat
     hashes = chain("a", 6)
     await offload(await scene.client("store-0"), writer.offer(hashes))
     await known(scene, 6)
-    owner = scene.service("store-0")
-    await until(lambda: not owner._saver.unsaved)
+    owner = scene.parts("store-0")
+    await until(lambda: not owner.saver.unsaved)
     await scene.end("store-0")
     await known(scene, 0)
     assert await taken(scene, reader, hashes, "store-1") == []
@@ -145,7 +146,7 @@ async def test_stores_of_one_machine_and_blocks_of_other_roots_are_no_peers(
     await scene.store("store-2", machine="m1", **role_table())
     await known(scene, 3, "store-2")
     await asyncio.sleep(0.3)
-    assert scene.service("store-1")._neighbours.watched == 1  # store-2 alone
+    assert scene.parts("store-1").neighbours.watched == 1  # store-2 alone
     assert await taken(scene, writer, chain("a", 3), "store-1") == []
     assert await taken(scene, writer, chain("other", 3), "store-2", owner=OTHER_ROOT) == []
 
@@ -155,17 +156,17 @@ async def test_a_peer_that_hangs_costs_its_deadline_only(scene: Stage, tmp_path:
     hashes = chain("a", 6)
     await offload(await scene.client("store-0"), writer.offer(hashes))
     await known(scene, 6)
-    owner = scene.service("store-0")
+    owner = scene.parts("store-0")
 
     async def hang(*_: object, **__: object) -> object:
         await asyncio.sleep(30)
 
-    owner._fetches._bring = hang
+    owner.fetches._bring = hang
     began = asyncio.get_running_loop().time()
     blocks, _ = await fetch(await scene.client("store-1"), hashes)
     assert blocks == []
     assert asyncio.get_running_loop().time() - began < 3.0
-    for task in list(owner._fetches._tasks._running):
+    for task in list(owner.fetches._tasks._running):
         task.cancel()
 
 
@@ -182,3 +183,15 @@ async def test_a_fetch_from_peers_ends_where_memory_ends(scene: Stage, tmp_path:
     async for batch in client.fetch(request, deadline_s=CALL_S):
         lease = batch.lease
     assert await client.end_fetch(lease, incarnation=batch.incarnation, deadline_s=CALL_S)
+
+
+async def test_what_was_deleted_does_not_come_back_from_a_neighbour(scene: Stage, tmp_path: Path) -> None:
+    writer, reader = await two(scene, tmp_path)
+    hashes, others = chain("a", 4), chain("b", 4)
+    await offload(await scene.client("store-0"), writer.offer(hashes))
+    await offload(await scene.client("store-0"), writer.offer(others, owner=OTHER_ROOT))
+    await known(scene, 8)
+    client = await scene.client("store-1")
+    await client.delete_root(OWNER.root, deadline_s=CALL_S)
+    assert await taken(scene, reader, hashes, "store-1") == []
+    assert await taken(scene, reader, others, "store-1", owner=OTHER_ROOT) == ["peer"] * 4

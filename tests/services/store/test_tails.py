@@ -122,7 +122,7 @@ async def test_tails_live_for_their_time_and_the_oldest_goes_first(scene: Stage,
         await take(scene, worker, P, after)
     assert await find(scene, (P, [1])) is None
     assert await read(scene, worker, await find(scene, (P, [3]))) == (0, 1)
-    memory = scene.service()._memory
+    memory = scene.parts().memory
     await until(lambda: len(memory.tails) == 0, timeout_s=3.0)
     assert await find(scene, (P, [3])) is None
 
@@ -176,7 +176,7 @@ async def test_a_hint_that_is_stale_is_a_miss(scene: Stage, worker: FakeWorker) 
     await scene.store("store-0", machine="m0", **role_table())
     await scene.store("store-1", machine="m1", **role_table())
     await take(scene, worker, P, [1], store="store-0")
-    memory = scene.service("store-0")._memory
+    memory = scene.parts("store-0").memory
     memory.tails.delete([info.identity for info, _ in memory.tails.held()])
     assert await find(scene, (P, [1]), store="store-1") is None
     assert await scene.metric("store-1", 'epdserve_store_peer_tails_total{outcome="missing"}') == 1
@@ -191,14 +191,14 @@ async def test_what_redis_loses_is_told_again_and_an_outage_costs_misses_only(tm
             await scene.store("store-1", machine="m1", **roles)
             await take(scene, worker, P, [1], store="store-0")
             server.client().flushall()
-            peer = scene.service("store-1")
+            peer = scene.parts("store-1")
 
             await until(lambda: tails_told(server) == 1, timeout_s=10)
             found = await find(scene, (P, [1]), store="store-1")
             assert await read(scene, worker, found, "store-1") == (0, 1)
             client = await scene.client("store-0")
             server.terminate()
-            await until(lambda: not scene.service("store-0")._book._view.connected, timeout_s=10)
+            await until(lambda: not scene.parts("store-0").book._view.connected, timeout_s=10)
             # what is here is found, what is elsewhere is not; nothing is an error
             query = TailQuery(OWNER, (TailCandidate(P, token_ids([1])),))
             found = await client.fetch_tail(query, deadline_s=CALL_S)
@@ -210,6 +210,6 @@ async def test_what_redis_loses_is_told_again_and_an_outage_costs_misses_only(tm
             assert str(await client.offload_tail(offer, deadline_s=CALL_S)) == "taken"
             server.start()
             await until(lambda: tails_told(server) == 2, timeout_s=20)
-            await until(lambda: peer._book._view.connected, timeout_s=10)
+            await until(lambda: peer.book._view.connected, timeout_s=10)
             found = await find(scene, (Q, [1]), store="store-1")
             assert await read(scene, worker, found, "store-1") == (0, 1)
