@@ -124,7 +124,7 @@ class BlockFetcher:
             max_blocks=len(wish.hashes),
             max_wait_s=wish.max_wait_s,
         )
-        deadline_s = self._use.prepare_deadline_s
+        deadline_s = self._use.transfer_deadline_s
         page_bytes = self._runner.layout.page_bytes
         loop = asyncio.get_running_loop()
         async with aclosing(store.client.fetch(request, deadline_s=deadline_s)) as batches:

@@ -13,7 +13,9 @@ class StoreUse(BaseModel):
 
     enabled: bool = True
     call_deadline_s: float = Field(default=0.5, gt=0)  # of questions; a store that is slower counts as away
-    prepare_deadline_s: float = Field(default=5.0, gt=0)  # to bring up what it has of a prompt
+    transfer_deadline_s: float = Field(
+        default=5.0, gt=0
+    )  # to bring up a prompt's blocks, or to take what is offered
     portion_blocks: int = Field(default=64, ge=1)  # lent, or offered, in one call
     offload_pending_bytes: int = Field(default=256 * 2**20, ge=0)  # held for the store; more is dropped
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,6 @@ from epdserve.services.store_types import (
 from epdserve.services.types import BlockRef
 
 STAGING_RESERVE: Final = 4  # staging slots that hand-offs keep to themselves
-_OFFLOAD_S: Final = 5.0  # for the store to take an offer; what it offers is held so long at most
 _CALLS: Final = 2  # at once: the store reads one offer while the next one is on its way
 _TOUCHED: Final = 4096  # chains remembered as touched lately
 _TOUCH_EVERY_S: Final = 60.0  # last use is kept coarsely
@@ -63,6 +62,7 @@ class Offloader:
     Args:
         worker, incarnation: Whose memory the store is to read.
         running: Whether the blocks belong to requests that are answered right now.
+        on_call: Told that the store is about to read: over some transports the source has to take part.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class Offloader:
         worker: str,
         incarnation: str,
         running: bool,
+        on_call: Callable[[], None],
         metrics: StoreMetrics,
     ) -> None:
         self._runner, self._link, self._use, self._metrics = runner, link, use, metrics
         self._worker, self._incarnation, self._running = worker, incarnation, running
+        self._on_call = on_call
         self._lock = threading.Lock()
         self._queue: deque[_Blocks | _Tail] = deque()
         self._touches: deque[tuple[bytes, ...]] = deque(maxlen=64)
@@ -208,12 +210,13 @@ class Offloader:
         outcome = "failed"
         store = self._link.store()
         self._calls += 1
+        self._on_call()
         try:
             if store is None:
                 outcome = "no_store"
             elif isinstance(offer, _Tail):
                 outcome = (
-                    await store.client.offload_tail(offer.offer, deadline_s=_OFFLOAD_S)
+                    await store.client.offload_tail(offer.offer, deadline_s=self._use.transfer_deadline_s)
                 ).value
             else:
                 outcome = await self._offload(store, offer)
@@ -228,7 +231,7 @@ class Offloader:
         request = OffloadRequest(
             self._worker, self._incarnation, offer.owner, offer.blocks, running=offer.running
         )
-        results = await store.client.offload(request, deadline_s=_OFFLOAD_S)
+        results = await store.client.offload(request, deadline_s=self._use.transfer_deadline_s)
         for result in OffloadResult:
             if count := results.count(result):
                 self._metrics.offloads.labels(outcome=result.value).inc(count)

@@ -138,7 +138,7 @@ class Preparer:
             return
         began = self._runner.clock.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._use.prepare_deadline_s), self._places:
+            async with asyncio.timeout(self._use.transfer_deadline_s), self._places:
                 if (store := self._link.store()) is not None:
                     await self._bring_up(store, request, prepared)
         self._metrics.prepare_seconds.observe(self._runner.clock.monotonic() - began)
@@ -207,7 +207,7 @@ class Preparer:
             tuple(request.hashes[held : held + count]),
             request.hashes[held - 1] if held else None,
             request.exact,
-            max_wait_s=min(max(saved_s, _LEAST_WAIT_S), self._use.prepare_deadline_s),
+            max_wait_s=min(max(saved_s, _LEAST_WAIT_S), self._use.transfer_deadline_s),
         )
         tiers = await self._blocks.fetch(store, wish, pages)
         prepared.tiers.update(enumerate(tiers, held))

@@ -62,6 +62,7 @@ class StoreDesk:
             worker=seat.worker,
             incarnation=seat.incarnation,
             running=seat.role is WorkerRole.DECODE,
+            on_call=transfers.wake,
             metrics=metrics,
         )
         self._offloader = offloader

@@ -105,7 +105,7 @@ class TailFetcher:
 
     async def _read(self, store: Store, lent: LentTail, staging: Slot, read: list[PendingRead]) -> str:
         """Read the record and end the lease; what became of it."""
-        deadline_s = self._use.prepare_deadline_s
+        deadline_s = self._use.transfer_deadline_s
         try:
             endpoint = await self._link.endpoint(store, deadline_s=self._use.call_deadline_s)
             copy = Copy(STORED_TAILS, lent.tail.slot, TAILS, staging.index, lent.tail.nbytes)

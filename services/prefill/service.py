@@ -23,6 +23,7 @@ from epdserve.services.rpc.server import RpcServer, serve_prefill
 from epdserve.services.types import PrefillJob, PrefillResult, WorkerInfo, WorkerRole, WorkerState
 
 _DRAIN_POLL_S = 0.02
+_FIRST_VIEW_S = 1.0
 
 
 def build(settings: Mapping[str, Any]) -> "PrefillService":
@@ -105,7 +106,7 @@ class PrefillService(EngineService):
     # -- life -----------------------------------------------------------------------------------------------
 
     async def _open_cluster(self, exits: contextlib.AsyncExitStack) -> Callable[[], WorkerInfo | None]:
-        view = await exits.enter_async_context(open_view(self._pool))
+        view = await exits.enter_async_context(open_view(self._pool, wait_s=_FIRST_VIEW_S))
         return lambda: view.store_of(self._pool.machine_name)
 
     async def _open_worker(self, exits: contextlib.AsyncExitStack) -> PrefillWorker:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,12 +77,14 @@ def worker_table(folder: Path, worker: str, **engine: Any) -> dict[str, Any]:
 class Pools:
     """Live workers by name, and a client of each. Owned by one event loop."""
 
+    folder: Path
     pool: PoolConfig
     registry: Registry
     http: httpx.AsyncClient
     runners: dict[str, WorkerRunner] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _stops: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _clients: dict[str, PrefillClient] = field(default_factory=dict)
     _sessions: dict[str, DecodeSession] = field(default_factory=dict)
@@ -99,8 +101,16 @@ class Pools:
                 await running
 
         self.runners[worker] = runner
+        self._stops[worker] = stop
         self.exits.push_async_callback(stop)
         return info
+
+    async def stop(self, worker: str) -> None:
+        """End a worker of this process, and wait until it is not listed any more."""
+        await self._stops[worker]()
+        async with asyncio.timeout(CALL_S):
+            while any(info.worker == worker for info in (await self.registry.list()).workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     def _spawn(self, worker: str, module: str, env: Mapping[str, str], **role: Any) -> None:
         arguments = (worker, module, self.pool.model_dump(mode="json"), role)
@@ -132,12 +142,11 @@ class Pools:
         self.processes[worker].send_signal(number)
 
     async def prefill(
-        self, worker: str, tokens: Sequence[int] | np.ndarray, *, exact: bool = False
+        self, worker: str, tokens: Sequence[int] | np.ndarray, *, exact: bool = False, **more: Any
     ) -> PrefillResult:
         """Fill KV for a prompt."""
-        job = PrefillJob(
-            f"p{next(self._numbers)}", token_ids(np.asarray(tokens, dtype=np.int64)), TENANT, exact
-        )
+        ids = token_ids(np.asarray(tokens, dtype=np.int64))
+        job = PrefillJob(f"p{next(self._numbers)}", ids, TENANT, exact, **more)
         return await (await self.client(worker)).run(job, deadline_s=CALL_S)
 
     async def client(self, worker: str) -> PrefillClient:
@@ -251,7 +260,7 @@ async def pools(folder: Path, **changes: Any) -> AsyncIterator[Pools]:
             Registry(config.redis_url, namespace=config.namespace) as registry,
             httpx.AsyncClient(trust_env=False, timeout=10, verify=False) as http,
         ):
-            started = Pools(config, registry, http)
+            started = Pools(folder, config, registry, http)
             async with started.exits:
                 yield started
 
