@@ -6,7 +6,9 @@ from enum import StrEnum
 import numpy as np
 import torch
 from epdserve.model.replay import PrefillSpan
+from epdserve.services.decode.grammar import Constraint
 from epdserve.services.decode.preemption import Swapped
+from epdserve.services.decode.tally import TokenTally
 from epdserve.services.engine.preparing import Prepared
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.types import (
@@ -43,6 +45,9 @@ class DecodeTask:
         prepared: What was brought up from the store, until it has started.
         sources: Where its KV came from if it was started here from its token ids.
         swapped: Its state while PREEMPTED; None if it is to be computed again.
+        constraint: Its place in its grammar.
+        tally: What penalties count, once something was counted.
+        deadline_at: When nobody waits for it any more.
         stop_ids: Tokens that end it.
         max_tokens: Tokens it may produce in all, cut where the context ends.
     """
@@ -66,6 +71,9 @@ class DecodeTask:
     recomputed_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    constraint: Constraint | None = None
+    tally: TokenTally | None = None
+    deadline_at: float | None = None
 
     @classmethod
     def of(cls, job: DecodeJob, *, eos_token_id: int, max_context_tokens: int, now: float) -> "DecodeTask":
@@ -91,7 +99,22 @@ class DecodeTask:
         stop_ids = set(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:
             stop_ids.add(eos_token_id)
-        return cls(job, request, frozenset(stop_ids), max_tokens, job.handle, now)
+        task = cls(job, request, frozenset(stop_ids), max_tokens, job.handle, now)
+        if job.grammar is not None:
+            task.constraint = Constraint(request, job.grammar, prompt_tokens=len(job.tokens))
+        if job.timeout_s is not None:
+            task.deadline_at = now + job.timeout_s
+        return task
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, one way or the other."""
+        return self.phase is Phase.ENDED
+
+    @property
+    def waits_for_grammar(self) -> bool:
+        """Whether nothing can be drawn for it yet."""
+        return self.constraint is not None and not self.constraint.ready
 
     @property
     def sampling(self) -> SamplingParams:
@@ -105,6 +128,8 @@ class DecodeTask:
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether the token just appended ends the request."""
+        if self.constraint is not None and self.constraint.complete:
+            return FinishReason.STOP
         if token in self.stop_ids and self.produced >= self.sampling.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.produced >= self.max_tokens else None

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from epdserve.model.batch import Outputs
 from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.deadlines import Deadlines
+from epdserve.services.decode.grammar import Constraints
 from epdserve.services.decode.sampler import Sampler
 from epdserve.services.decode.task import DecodeTask
 from epdserve.services.engine.chunks import share_budget
@@ -18,7 +20,14 @@ from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.offload import Offloader
 from epdserve.services.engine.runner import Part, Runner
 from epdserve.services.engine.validation import RequestLimits
-from epdserve.services.errors import InvalidRequest, Overloaded, ServiceError, Unavailable
+from epdserve.services.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServiceError,
+    Unavailable,
+)
+from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import DecodeJob, ErrorInfo, FinishReason, TokenChunk
 
 log = logging.getLogger(__name__)
@@ -34,6 +43,7 @@ class DecodeWorker:
         chunk_tokens: Rows of a step for requests that compute their KV here.
         max_queued: Bound of the queue.
         offloader: Takes tails of requests that end well; None without a store.
+        constraints: Keeps output to grammars; None refuses them.
     """
 
     def __init__(
@@ -47,11 +57,12 @@ class DecodeWorker:
         chunk_tokens: int,
         max_queued: int,
         offloader: Offloader | None = None,
+        constraints: Constraints | None = None,
         metrics: EngineMetrics | None = None,
     ) -> None:
         self._runner, self._admission, self._limits, self._worker = runner, admission, limits, worker
         self._publish, self._chunk_tokens, self._max_queued = publish, chunk_tokens, max_queued
-        self._offloader = offloader
+        self._offloader, self._constraints, self._deadlines = offloader, constraints, Deadlines()
         self._metrics = metrics or EngineMetrics.unregistered()
         self._sampler = Sampler(runner.backbone)
         self._tasks: dict[str, DecodeTask] = {}
@@ -104,7 +115,8 @@ class DecodeWorker:
         """Check a job and make a task of it. Output ends where the context does, whatever ``max_tokens`` says.
 
         Raises:
-            InvalidRequest: Empty, without room for a token, a token id outside the vocabulary, no tenant key.
+            InvalidRequest: Empty, without room for a token, a token id outside the vocabulary, no tenant key, a
+                grammar that nothing here enforces.
         """
         task = DecodeTask.of(
             job,
@@ -113,6 +125,8 @@ class DecodeWorker:
             now=self._runner.clock.monotonic(),
         )
         self._limits.check(task.request.known, job.tenant_key, max_new_tokens=0)
+        if task.constraint is not None and self._constraints is None:
+            raise InvalidRequest("this worker enforces no grammars", param="response_format")
         if task.max_tokens < 1:
             raise InvalidRequest(
                 f"{len(job.tokens)} prompt tokens leave no room in a context of {self._limits.max_context_tokens}",
@@ -127,6 +141,7 @@ class DecodeWorker:
             log.error("request id used twice", extra={"request": request_id})
             return
         self._tasks[request_id] = task
+        self._deadlines.add(task)
         if self._admission.waiting >= self._max_queued:
             message = f"{self._max_queued} requests wait for this worker"
             self._publish([self._fail(task, Overloaded(message, worker=self._worker, retry_after_s=1.0))])
@@ -134,6 +149,14 @@ class DecodeWorker:
             self._publish([self._finish(task, (), FinishReason.LENGTH)])
         else:
             self._admission.enqueue(task)
+            if self._constraints is not None and task.constraint is not None:
+                self._begin_grammar(task, self._constraints)
+
+    def _begin_grammar(self, task: DecodeTask, constraints: Constraints) -> None:
+        try:
+            constraints.begin(task)
+        except ServiceError as error:
+            self._publish([self._fail(task, error)])
 
     def cancel(self, request_id: str) -> None:
         """Drop a request wherever it is and free what it holds; unknown ids are ignored."""
@@ -149,20 +172,49 @@ class DecodeWorker:
     def step(self) -> bool:
         """Run one step; whether there was anything to do."""
         began = self._runner.clock.monotonic()
+        self._end_some(began)
         change = self._admission.rearrange()
-        fresh = [task for task in change.ready if task.exit_D is not None]
-        work = self._rows([task for task in change.ready if task.exit_D is None])
+        ready = [task for task in change.ready if not task.waits_for_grammar]
+        fresh = [task for task in ready if task.exit_D is not None]
+        work = self._rows([task for task in ready if task.exit_D is None])
         if not work and not fresh:
             return self._fail_stuck(change.stalled) or change.moved
+        drawing = [task for task, rows in work if rows == task.request.remaining_rows] + fresh
+        if self._constraints is not None:
+            self._constraints.start_masks(
+                [task.constraint for task in drawing if task.constraint is not None]
+            )
         exits = [self._runner.run([_part(task, rows) for task, rows in work])] if work else []
-        drawing = [task for task, _ in work if not task.request.remaining_rows] + fresh
         if drawing:
             exits += [task.exit_D[None] for task in fresh if task.exit_D is not None]
-            drawn = self._sampler.draw(drawing, torch.cat(exits))
-            self._publish([self._advance(task, token) for task, token in zip(drawing, drawn, strict=True)])
+            self._draw(drawing, torch.cat(exits))
         self._count(work, len(drawing))
         self._metrics.step_seconds.observe(self._runner.clock.monotonic() - began)
         return True
+
+    def _end_some(self, now: float) -> None:
+        """End what waits no longer, and what its grammar ends before the first draw."""
+        chunks = [
+            self._fail(task, DeadlineExceeded("the deadline of the request passed", worker=self._worker))
+            for task in self._deadlines.expired(now)
+        ]
+        for task, error in self._constraints.settle() if self._constraints is not None else ():
+            chunks.append(
+                self._finish(task, (), FinishReason.STOP) if error is None else self._fail(task, error)
+            )
+        if chunks:
+            self._publish(chunks)
+
+    def _draw(self, tasks: Sequence[DecodeTask], exit_RD: torch.Tensor) -> None:
+        """One token for each task, told to whoever waits."""
+        masks = self._constraints.take_masks() if self._constraints is not None else {}
+        drawn = self._sampler.draw(tasks, exit_RD, masks)
+        self._publish(
+            [
+                self._advance(task, token, drawn.logprobs.get(row))
+                for row, (task, token) in enumerate(zip(tasks, drawn.tokens, strict=True))
+            ]
+        )
 
     def _rows(self, tasks: Sequence[DecodeTask]) -> list[tuple[DecodeTask, int]]:
         """Rows of each task in this step: one while it decodes, a share of the budget while it catches up."""
@@ -171,16 +223,28 @@ class DecodeWorker:
         rows = {id(task): share for task, share in zip(late, shares, strict=True)}
         return [(task, count) for task in tasks if (count := rows.get(id(task), 1))]
 
-    def _advance(self, task: DecodeTask, token: int) -> TokenChunk:
+    def _advance(self, task: DecodeTask, token: int, told: TokenLogprob | None) -> TokenChunk:
+        constraint = task.constraint
+        if constraint is not None and constraint.error is not None:
+            return self._fail(task, constraint.error)
         task.exit_D = None
         task.request.append(token)
         task.steps += 1
+        logprobs = () if told is None else (told,)
+        if constraint is not None:
+            constraint.follow()
         reason = task.finish_reason(token)
         if reason is not None:
-            return self._finish(task, (token,), reason)
-        return TokenChunk(task.request.request_id, task.produced - 1, (token,))
+            return self._finish(task, (token,), reason, logprobs)
+        return TokenChunk(task.request.request_id, task.produced - 1, (token,), logprobs=logprobs)
 
-    def _finish(self, task: DecodeTask, tokens: tuple[int, ...], reason: FinishReason) -> TokenChunk:
+    def _finish(
+        self,
+        task: DecodeTask,
+        tokens: tuple[int, ...],
+        reason: FinishReason,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> TokenChunk:
         offset = task.produced - len(tokens)
         receipt = task.receipt(self._worker, self._runner.clock.monotonic())
         self._keep_tail(task)
@@ -192,7 +256,7 @@ class DecodeWorker:
             ("decode", receipt.decode_ms),
         ):
             self._metrics.stage_seconds.labels(stage=stage).observe(milliseconds / 1e3)
-        return TokenChunk(task.request.request_id, offset, tokens, reason, receipt=receipt)
+        return TokenChunk(task.request.request_id, offset, tokens, reason, receipt=receipt, logprobs=logprobs)
 
     def _keep_tail(self, task: DecodeTask) -> None:
         """Offer the state in which a request ends well: its next turn goes on from there."""

@@ -16,6 +16,7 @@ from epdserve.model.batch import ForwardBatch, Outputs, Segment
 from epdserve.model.pools import KVPools
 from epdserve.model.replay import PrefillSpan, plan_prefill
 from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.grammar import Constraints
 from epdserve.services.decode.ingest import Ingest
 from epdserve.services.decode.preemption import SwapSpace
 from epdserve.services.decode.pulling import PullDriver
@@ -29,6 +30,7 @@ from epdserve.services.engine.runner import Runner
 from epdserve.services.engine.tail_fetch import StagedTail
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.engine.validation import RequestLimits
+from epdserve.services.grammar.compiler import GrammarCompiler
 from epdserve.services.local.peers import LocalPeers
 from epdserve.services.prefill.task import PrefillTask
 from epdserve.services.prefill.worker import PrefillWorker
@@ -41,6 +43,7 @@ from epdserve.services.types import (
     token_ids,
 )
 from support.golden import TINY, tiny
+from support.grammars import byte_vocabulary
 from support.manual_clock import ManualClock
 
 TENANT = b"tenant-a"
@@ -234,6 +237,11 @@ class DecodeBench:
             lease_call_deadline_s=1.0,
         )
         self.metrics = EngineMetrics.unregistered()
+        self.constraints = Constraints(
+            GrammarCompiler(byte_vocabulary),
+            clock=self.clock,
+            wake=lambda: self._commands.put(lambda: None),
+        )
         self.admission = Admission(
             self.runner,
             Ingest(self.runner, self.transfers, self.driver),
@@ -252,6 +260,7 @@ class DecodeBench:
             chunk_tokens=engine.chunk_tokens,
             max_queued=engine.max_queued,
             offloader=self.shelf,  # type: ignore[arg-type]
+            constraints=self.constraints,
             metrics=self.metrics,
         )
 
@@ -297,7 +306,8 @@ class DecodeBench:
                 self._commands.get_nowait()()
             if self.worker.step():
                 continue
-            if not self.admission.pulling and self._commands.empty():
+            waited_for = self.admission.pulling or self.constraints.compiling
+            if not waited_for and self._commands.empty():
                 return
             self._commands.get(timeout=wait_s)()
 
@@ -344,6 +354,7 @@ class DecodeBench:
             self._loop.run(self.driver.stop(), timeout_s=5.0)
             self.transfers.stop(timeout_s=5.0)
             self._loop.stop()
+            self.constraints.close()
 
 
 def eventually(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:

@@ -65,6 +65,23 @@ def byte_tokenizer_json(*, first_byte: int = 16, added: Sequence[str] = ("<s>", 
     )
 
 
+FIRST_BYTE = 16  # token of the byte 0 in the small vocabulary
+
+
+@functools.cache
+def byte_vocabulary() -> llguidance.LLTokenizer:
+    """The small vocabulary over the tiny model's 512 columns, loaded once a test process."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "tokenizer.json"
+        path.write_text(byte_tokenizer_json(first_byte=FIRST_BYTE), encoding="utf-8")
+        return load_vocabulary(path, vocab_size=512, eos_token_id=EOS_ID)
+
+
+def byte_text(ids: Sequence[int]) -> str:
+    """Text of byte tokens; others are left out."""
+    return bytes(token - FIRST_BYTE for token in ids if FIRST_BYTE <= token < FIRST_BYTE + 256).decode()
+
+
 @functools.cache
 def real_vocabulary() -> llguidance.LLTokenizer:
     """The published vocabulary, loaded once a test process."""
