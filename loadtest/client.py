@@ -84,10 +84,18 @@ async def first_model(client: httpx.AsyncClient) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-async def stream_chat(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    """Send one request and read its stream to the end. Failures are outcomes, not exceptions."""
+async def stream_chat(
+    client: httpx.AsyncClient, body: dict[str, Any], outcome: Outcome | None = None
+) -> Outcome:
+    """Send one request and read its stream to the end. Failures are outcomes, not exceptions.
+
+    Args:
+        client: From ``new_client``.
+        body: Of the request.
+        outcome: Filled as events arrive, for callers that look at it before the end.
+    """
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "receipt": True}
-    outcome = Outcome(sent_at=time.monotonic())
+    outcome = outcome or Outcome(sent_at=time.monotonic())
     try:
         async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
             if answer.status_code != httpx.codes.OK:
