@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+# What bringing a token's KV up from the machine's store costs, in tokens computed: it overlaps with computing others
+FETCH_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,15 +17,22 @@ class PrefillLoad:
     Attributes:
         queued_tokens: Prompt tokens waiting or running there.
         hit_tokens: Leading tokens of this prompt whose KV it holds.
+        stored_tokens: Leading tokens whose KV the store of its machine holds.
     """
 
     worker: str
     queued_tokens: int
     hit_tokens: int
+    stored_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.queued_tokens < 0 or self.hit_tokens < 0:
+        if self.queued_tokens < 0 or self.hit_tokens < 0 or self.stored_tokens < 0:
             raise ValueError(f"negative load: {self}")
+
+    @property
+    def reach_tokens(self) -> int:
+        """Leading tokens that it need not compute."""
+        return max(self.hit_tokens, self.stored_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +56,10 @@ class DecodeLoad:
 
 
 def choose_prefill(loads: Sequence[PrefillLoad], *, prompt_tokens: int) -> str:
-    """Worker that would finish first: queued work plus the part of the prompt it does not hold.
+    """Worker that would finish first: queued work plus the part of the prompt that is not to be had there.
 
-    At least one token is always computed, so a full hit still costs one.
+    At least one token is always computed, so a full hit still costs one. What its machine's store holds has to be
+    brought up, so that of two workers beside the same store the one that holds more itself is taken.
 
     Raises:
         ValueError: No candidates.
@@ -55,8 +67,10 @@ def choose_prefill(loads: Sequence[PrefillLoad], *, prompt_tokens: int) -> str:
     if not loads:
         raise ValueError("no prefill worker to choose from")
 
-    def cost(load: PrefillLoad) -> tuple[int, str]:
-        return load.queued_tokens + max(1, prompt_tokens - load.hit_tokens), load.worker
+    def cost(load: PrefillLoad) -> tuple[float, str]:
+        computed = max(1, prompt_tokens - load.reach_tokens)
+        fetched = FETCH_SHARE * (load.reach_tokens - load.hit_tokens)
+        return load.queued_tokens + computed + fetched, load.worker
 
     return min(loads, key=cost).worker
 

@@ -40,7 +40,10 @@ class Cluster(Protocol):
         """The workers as last heard of, in any state; an old view is kept when the registry is away."""
 
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """How many leading blocks of a hash chain each worker holds; workers without any may be missing."""
+        """How many leading blocks of a hash chain each prefill worker and each store holds.
+
+        Those without any may be missing.
+        """
 
     async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
         """Run a prompt. Cancelling the call cancels the job there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -25,7 +25,7 @@ class Route:
     """Where a request goes, and how much of it is already there.
 
     Attributes:
-        hit_tokens: Expected hit at the prefill worker.
+        hit_tokens: Expected hit at the prefill worker, in its pages or from the store of its machine.
     """
 
     prefill: WorkerInfo
@@ -80,31 +80,39 @@ class Placer:
             raise Unavailable(f"no {missing} worker is ready", retry_after_s=1.0)
         prefills = [info for info in prefills if info.cache_root in roots]
         hits = await self._hit_tokens(prefills, tokens, tenant_key)
-        loads = [
-            PrefillLoad(info.worker, self._queued(info), min(hits.get(info.worker, 0), len(tokens)))
-            for info in prefills
-        ]
+        stores = {info.machine: info.worker for info in self.ready(WorkerRole.STORE, avoid)}
+        loads = [self._prefill_load(info, hits[_layout(info)], stores, len(tokens)) for info in prefills]
         name = choose_prefill(loads, prompt_tokens=len(tokens))
+        reach = next(load.reach_tokens for load in loads if load.worker == name)
         prefill = next(info for info in prefills if info.worker == name)
         decodes = [info for info in decodes if info.cache_root == prefill.cache_root]
         name = choose_decode(
             [self._decode_load(info) for info in decodes], needed_tokens=len(tokens) + expected_tokens
         )
         decode = next(info for info in decodes if info.worker == name)
-        return Route(prefill, decode, hits.get(prefill.worker, 0))
+        return Route(prefill, decode, reach)
 
     async def _hit_tokens(
         self, prefills: Sequence[WorkerInfo], tokens: TokenIds, tenant_key: bytes
-    ) -> dict[str, int]:
-        """Leading tokens of the prompt that each worker holds; one chain per (root, block length) in the pool."""
-        hits: dict[str, int] = {}
-        for root, block_tokens in sorted({(info.cache_root, info.block_tokens) for info in prefills}):
+    ) -> dict[tuple[bytes, int], dict[str, int]]:
+        """By (root, block length) of the pool, leading tokens of the prompt that each worker and store holds."""
+        hits: dict[tuple[bytes, int], dict[str, int]] = {}
+        for root, block_tokens in sorted({_layout(info) for info in prefills}):
             hashes = await self._chain(tokens, root, block_tokens, tenant_key)
             found = self._cluster.hits(hashes) if hashes else {}
-            for info in prefills:
-                if (info.cache_root, info.block_tokens) == (root, block_tokens) and info.worker in found:
-                    hits[info.worker] = found[info.worker] * block_tokens
+            hits[root, block_tokens] = {worker: blocks * block_tokens for worker, blocks in found.items()}
         return hits
+
+    def _prefill_load(
+        self, info: WorkerInfo, hits: Mapping[str, int], stores: Mapping[str, str], prompt_tokens: int
+    ) -> PrefillLoad:
+        stored = hits.get(stores.get(info.machine, ""), 0)
+        return PrefillLoad(
+            info.worker,
+            self._queued(info),
+            min(hits.get(info.worker, 0), prompt_tokens),
+            min(stored, prompt_tokens),
+        )
 
     async def _chain(
         self, tokens: TokenIds, root: bytes, block_tokens: int, tenant_key: bytes
@@ -128,3 +136,8 @@ class Placer:
             total_tokens,
             max(info.running, self._ledger.requests(info.worker)),
         )
+
+
+def _layout(info: WorkerInfo) -> tuple[bytes, int]:
+    """What workers must agree on to share blocks."""
+    return info.cache_root, info.block_tokens

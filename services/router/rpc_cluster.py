@@ -88,7 +88,7 @@ class RpcCluster:
         return self._view.workers()
 
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """As the prefill workers' events tell."""
+        """As the events of prefill workers and stores tell."""
         return self._index.longest_prefix(cast("Sequence[BlockHash]", hashes))
 
     async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:
@@ -175,7 +175,7 @@ class RpcCluster:
         for life, info in infos.items():
             if info.role is WorkerRole.DECODE:
                 self.session_of(info.worker)
-            elif info.role is WorkerRole.PREFILL and life not in self._watches:
+            elif info.role in (WorkerRole.PREFILL, WorkerRole.STORE) and life not in self._watches:
                 task = asyncio.create_task(self._watch(info), name=f"watch-blocks {info.worker}")
                 self._watches[life] = task
 

@@ -253,9 +253,8 @@ async def pools(folder: Path, **changes: Any) -> AsyncIterator[Pools]:
     token = folder / "token"
     token.write_text(TOKEN)
     with valkey_server() as valkey:
-        config = PoolConfig(
-            redis_url=url_of(valkey), cluster_token_file=token, heartbeat_s=0.1, lease_s=5.0, **changes
-        )
+        settings = {"heartbeat_s": 0.1, "lease_s": 5.0, **changes}
+        config = PoolConfig(redis_url=url_of(valkey), cluster_token_file=token, **settings)
         async with (
             Registry(config.redis_url, namespace=config.namespace) as registry,
             httpx.AsyncClient(trust_env=False, timeout=10, verify=False) as http,

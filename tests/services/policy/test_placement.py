@@ -14,6 +14,16 @@ def test_a_queue_longer_than_the_hit_loses_it() -> None:
     assert choose_prefill(loads, prompt_tokens=1000) == "a"
 
 
+def test_what_the_machines_store_holds_need_not_be_computed() -> None:
+    loads = [PrefillLoad("a", 300, 0), PrefillLoad("b", 0, 0, 512), PrefillLoad("c", 0, 256)]
+    assert choose_prefill(loads, prompt_tokens=1000) == "b"
+
+
+def test_of_two_beside_one_store_the_one_that_holds_more_itself_is_taken() -> None:
+    loads = [PrefillLoad("a", 0, 0, 512), PrefillLoad("b", 0, 512, 512), PrefillLoad("c", 0, 256, 512)]
+    assert choose_prefill(loads, prompt_tokens=1000) == "b"
+
+
 def test_ties_are_broken_by_name() -> None:
     assert choose_prefill([PrefillLoad("b", 5, 0), PrefillLoad("a", 5, 0)], prompt_tokens=10) == "a"
     assert choose_decode([DecodeLoad("b", 5, 9, 1), DecodeLoad("a", 5, 9, 1)], needed_tokens=1) == "a"

@@ -111,6 +111,21 @@ async def test_the_longest_prefix_hit_wins() -> None:
     assert cluster.prefill_jobs[1][0] == "p0"
 
 
+async def test_what_the_store_of_a_machine_holds_draws_prompts_to_it() -> None:
+    infos = [
+        worker_info("p0", WorkerRole.PREFILL, machine="m0"),
+        worker_info("p1", WorkerRole.PREFILL, machine="m1"),
+        worker_info("s1", WorkerRole.STORE, machine="m1", cache_root=b""),
+        worker_info("d0", WorkerRole.DECODE),
+    ]
+    cluster = FakeCluster(Script(OUTPUT), infos)
+    pipeline, _ = pipeline_of(cluster)
+    for block_hash in prefix_hash_chain(PROMPT, block_tokens=16, root=ROOT, tenant_key=KEY):
+        cluster.held[block_hash] = {"s1"}
+    await run(pipeline, request())
+    assert [worker for worker, _ in cluster.prefill_jobs] == ["p1"]
+
+
 async def test_own_load_counts_before_any_heartbeat_tells_it() -> None:
     cluster = FakeCluster(Script(OUTPUT, prefill_s=0.05), pool(prefills=2, decodes=2))
     pipeline, _ = pipeline_of(cluster)
