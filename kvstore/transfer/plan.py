@@ -50,8 +50,8 @@ def resolve(
     Raises:
         ValueError: A region, an index or a length that does not exist on its side, or destinations that overlap.
     """
-    if not copies:
-        return []
+    if len(copies) <= 1:  # arrays would cost more than the copy of a small place
+        return [_one(copy, remote, local) for copy in copies]
     remote_names, remote_indices, local_names, local_indices, lengths = zip(*copies, strict=True)
     nbytes = np.array(lengths, np.int64)
     remote_addresses, remote_devices = _places(remote, remote_names, remote_indices, nbytes, "remote")
@@ -69,6 +69,8 @@ def resolve(
 
 def coalesce(spans: Spans) -> Spans:
     """Join spans that are neighbours on both sides. The result is in order of remote address."""
+    if len(spans) == 1:
+        return spans
     ordered = spans.take(np.lexsort((spans.local_addresses, spans.remote_addresses)))
     starts = np.ones(len(ordered), bool)
     starts[1:] = (_ends(ordered.remote_addresses, ordered) != ordered.remote_addresses[1:]) | (
@@ -87,6 +89,9 @@ def coalesce(spans: Spans) -> Spans:
 
 def batches(spans: Spans, *, max_bytes: int, max_spans: int) -> Iterator[Spans]:
     """Cut spans, of at least a byte each, into batches of at most ``max_bytes`` bytes and ``max_spans`` spans."""
+    if len(spans) == 1 and spans.nbytes[0] <= max_bytes:
+        yield spans
+        return
     pieces = _pieces(spans, max_bytes)
     ends = np.cumsum(pieces.nbytes)
     start = 0
@@ -111,24 +116,39 @@ def _places(
     which = np.array(names)
     for name in sorted(set(names)):
         chosen = which == name
-        region = regions.get(name)
-        if region is None:
-            raise ValueError(f"no {side} region {name!r}; there are {sorted(regions)}")
-        _check(region, index[chosen], nbytes[chosen], side)
+        of_region, sizes = index[chosen], nbytes[chosen]
+        for extreme in (of_region.argmin(), of_region.argmax(), sizes.argmin(), sizes.argmax()):
+            region = _region(regions, name, int(of_region[extreme]), int(sizes[extreme]), side)
         addresses[chosen] = region.address + index[chosen] * region.stride
         devices[chosen] = region.device_id
     return addresses, devices
 
 
-def _check(region: RegionDescriptor, index: Ints, nbytes: Ints, side: str) -> None:
-    outside = (index < 0) | (index >= region.count)
-    if outside.any():
-        got, last = int(index[outside][0]), region.count - 1
-        raise ValueError(f"{side} region {region.name!r} has places 0..{last}, got {got}")
-    misfit = (nbytes <= 0) | (nbytes > region.stride)
-    if misfit.any():
-        got = int(nbytes[misfit][0])
-        raise ValueError(f"{side} region {region.name!r} has places of {region.stride} bytes, got {got}")
+def _one(copy: Copy, remote: Mapping[str, RegionDescriptor], local: Mapping[str, RegionDescriptor]) -> Spans:
+    """``resolve`` of a single copy."""
+    source = _region(remote, copy.remote_region, copy.remote_index, copy.nbytes, "remote")
+    target = _region(local, copy.local_region, copy.local_index, copy.nbytes, "local")
+    return Spans(
+        source.device_id,
+        target.device_id,
+        np.array((source.address + copy.remote_index * source.stride,), np.int64),
+        np.array((target.address + copy.local_index * target.stride,), np.int64),
+        np.array((copy.nbytes,), np.int64),
+    )
+
+
+def _region(
+    regions: Mapping[str, RegionDescriptor], name: str, index: int, nbytes: int, side: str
+) -> RegionDescriptor:
+    """The region of that name, with this place of that length in it."""
+    region = regions.get(name)
+    if region is None:
+        raise ValueError(f"no {side} region {name!r}; there are {sorted(regions)}")
+    if not 0 <= index < region.count:
+        raise ValueError(f"{side} region {name!r} has places 0..{region.count - 1}, got {index}")
+    if not 0 < nbytes <= region.stride:
+        raise ValueError(f"{side} region {name!r} has places of {region.stride} bytes, got {nbytes}")
+    return region
 
 
 def _refuse_overlaps(devices: Ints, addresses: Ints, nbytes: Ints) -> None:
