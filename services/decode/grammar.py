@@ -175,6 +175,11 @@ class Constraints:
         """What the cache of compiled grammars did so far."""
         return self._compiler.counts
 
+    @property
+    def cached(self) -> int:
+        """Compiled grammars that are kept."""
+        return len(self._compiler)
+
     def close(self) -> None:
         """End the threads."""
         self._compiler.close()

@@ -8,6 +8,8 @@ from typing import Any
 from epdserve.services.config import parse_config
 from epdserve.services.decode.admission import Admission
 from epdserve.services.decode.config import DecodeSettings
+from epdserve.services.decode.grammar import Constraints
+from epdserve.services.decode.grammar_metrics import GrammarCollector
 from epdserve.services.decode.ingest import Ingest
 from epdserve.services.decode.peers import GrpcPeers
 from epdserve.services.decode.preemption import SwapSpace
@@ -102,6 +104,15 @@ class DecodeService(EngineService):
             offloader=self._desk.offloader,
             metrics=host.metrics,
         )
+        constraints = Constraints.of_model(
+            engine.model_dir,
+            vocab_size=host.runner.backbone.config.text.vocab_size,
+            eos_token_id=host.runner.backbone.config.eos_token_id,
+            clock=host.clock,
+            wake=self._loop.wake,
+        )
+        exits.callback(constraints.close)
+        GrammarCollector(constraints, host.registry)
         return DecodeWorker(
             host.runner,
             self._admission,
@@ -111,6 +122,7 @@ class DecodeService(EngineService):
             chunk_tokens=engine.chunk_tokens,
             max_queued=engine.max_queued,
             offloader=self._desk.offloader,
+            constraints=constraints,
             metrics=host.metrics,
         )
 

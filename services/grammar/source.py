@@ -11,8 +11,8 @@ from epdserve.services.sampling import Grammar, GrammarKind
 
 PARAM: Final = "response_format"
 
-# Between JSON tokens: enough for an indented object, and no way to go on with blanks for ever
-JSON_BLANKS: Final = r"[ \n\r\t]{1,64}"
+# Between JSON tokens: a blank, or a line break and an indentation; a model must not go on with blanks for ever
+JSON_BLANKS: Final = r"( |\n[ \t]{0,40})"
 
 _LONGEST_REASON: Final = 300
 

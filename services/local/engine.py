@@ -17,8 +17,10 @@ import torch
 from epdserve.kvstore.clock import SystemClock
 from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.transfer.local import LocalFabric, LocalTransfer
+from epdserve.kvstore.types import LeaseId
 from epdserve.model.backbone import Backbone
 from epdserve.services.decode.admission import Admission
+from epdserve.services.decode.grammar import Constraints
 from epdserve.services.decode.ingest import Ingest
 from epdserve.services.decode.preemption import SwapSpace
 from epdserve.services.decode.pulling import PullDriver
@@ -34,6 +36,7 @@ from epdserve.services.errors import Internal, ServiceError
 from epdserve.services.local.config import LocalSettings
 from epdserve.services.local.peers import LocalPeers
 from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.sampling import Grammar, TokenLogprob
 from epdserve.services.types import (
     DecodeJob,
     DecodeReceipt,
@@ -59,6 +62,7 @@ class Generation:
 
     Attributes:
         tokens: Drawn ids, a stop token included.
+        logprobs: One for each token if the sampling asks for them, else empty.
         prefill: What the prefill did: hit, replayed rows, milliseconds.
         receipt: What the decoding did.
     """
@@ -67,6 +71,7 @@ class Generation:
     finish_reason: FinishReason
     prefill: PrefillResult
     receipt: DecodeReceipt
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +79,7 @@ class _Request:
     on_tokens: Callable[[tuple[int, ...]], None] | None
     done: Future[Generation] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     prefill: PrefillResult | None = None
 
 
@@ -125,6 +131,7 @@ class LocalEngine:
         *,
         exact: bool = False,
         tenant_key: bytes = TENANT_KEY,
+        grammar: Grammar | None = None,
         on_tokens: Callable[[int, tuple[int, ...]], None] | None = None,
         timeout_s: float = 600.0,
     ) -> list[Generation]:
@@ -135,17 +142,18 @@ class LocalEngine:
             sampling: For all, or one for each.
             exact: Take no prefix hit and drop no row.
             tenant_key: Prefix hits happen between prompts of one key.
+            grammar: What each answer must look like.
             on_tokens: Told (prompt's index, new tokens) in the step loop's thread; must not block.
             timeout_s: For all of them together.
 
         Raises:
-            InvalidRequest: A prompt cannot be run.
+            InvalidRequest: A prompt cannot be run, or the grammar cannot be used.
             TimeoutError: It took longer.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         listeners = [partial(on_tokens, index) if on_tokens else None for index in range(len(prompts))]
         started = [
-            self._start(prompt, params, exact, tenant_key, listener)
+            self._start(prompt, params, exact, tenant_key, grammar, listener)
             for prompt, params, listener in zip(prompts, each, listeners, strict=True)
         ]
         return [request.done.result(timeout_s) for request in started]
@@ -167,6 +175,7 @@ class LocalEngine:
         self._steps.stop(timeout_s=_DEADLINE_S)
         self._transfers.stop(timeout_s=_DEADLINE_S)
         self._events.stop()
+        self._constraints.close()
 
     def _transfer(self, name: str, runner: Runner) -> LocalTransfer:
         transfer = LocalTransfer(self._fabric, name)
@@ -191,6 +200,13 @@ class LocalEngine:
             submit=self._steps.submit,
             metrics=metrics,
         )
+        self._constraints = Constraints.of_model(
+            settings.engine.model_dir,
+            vocab_size=runner.backbone.config.text.vocab_size,
+            eos_token_id=runner.backbone.config.eos_token_id,
+            clock=self._clock,
+            wake=self._steps.wake,
+        )
         self._decode = DecodeWorker(
             runner,
             admission,
@@ -199,6 +215,7 @@ class LocalEngine:
             publish=self._take,
             chunk_tokens=settings.engine.chunk_tokens,
             max_queued=settings.engine.max_queued,
+            constraints=self._constraints,
             metrics=metrics,
         )
 
@@ -212,6 +229,7 @@ class LocalEngine:
         sampling: SamplingParams,
         exact: bool,
         tenant_key: bytes,
+        grammar: Grammar | None,
         on_tokens: Callable[[tuple[int, ...]], None] | None,
     ) -> _Request:
         name = f"local-{next(self._numbers)}"
@@ -223,12 +241,12 @@ class LocalEngine:
         def prefilled(done: Future[PrefillResult]) -> None:
             """In the step loop, like everything that ends a prefill."""
             try:
-                result = done.result(0)
-                request.prefill = result
-                self._decode.enqueue(
-                    self._decode.new_task(DecodeJob(name, tokens, tenant_key, exact, sampling, result.handle))
-                )
+                request.prefill = result = done.result(0)
+                decode = DecodeJob(name, tokens, tenant_key, exact, sampling, result.handle, grammar=grammar)
+                self._decode.enqueue(self._decode.new_task(decode))
             except ServiceError as error:
+                if request.prefill is not None:
+                    self._leases.end(LeaseId(request.prefill.handle.lease))
                 self._end(name, error)
 
         self._requests[name] = request
@@ -240,6 +258,7 @@ class LocalEngine:
         for chunk in chunks:
             request = self._requests[chunk.request_id]
             request.tokens += chunk.tokens
+            request.logprobs += chunk.logprobs
             if chunk.tokens and request.on_tokens is not None:
                 request.on_tokens(chunk.tokens)
             if chunk.error is not None:
@@ -248,7 +267,11 @@ class LocalEngine:
                 assert chunk.receipt is not None
                 assert request.prefill is not None
                 generation = Generation(
-                    tuple(request.tokens), chunk.finish_reason, request.prefill, chunk.receipt
+                    tuple(request.tokens),
+                    chunk.finish_reason,
+                    request.prefill,
+                    chunk.receipt,
+                    tuple(request.logprobs),
                 )
                 del self._requests[chunk.request_id]
                 request.done.set_result(generation)
