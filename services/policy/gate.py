@@ -66,7 +66,7 @@ class GateSettings:
 
     ttft_margin: float = 1.0
     tpot_margin: float = 1.0
-    fair_from: float = 0.6
+    fair_from: float = 0.9
     longest_retry_s: float = 60.0
 
 

@@ -6,9 +6,9 @@ who decodes there. A target that is expected to be missed costs extra, and so do
 
     hit_p          the tier that is soonest: min over tiers of fetch + (T - hit + rerun) / speed
     ttft_pd        ahead_p / speed_p + soonest_p + transfer_pd + step_d + trouble
-    tpot_d         step + request (n_d + 1) + token (held_d + T + E[L] / 2)
+    tpot_d         step + request (n_d + 1) + token (held_d + T + E[L] / 2); n_d on average over the request's life
     others_p       crowd * compute_p / ttft_target
-    others_d       crowd * (request + token (T + E[L] / 2)) * remaining_d / (E[L] tpot_target)
+    others_d       crowd * n_d * (request + token (T + E[L] / 2)) / tpot_target
     cost           ttft / ttft_target + tpot / tpot_target + others + miss * (excess over the targets) + overflow
 
 Several routers that know the same stale loads would all run to the same worker. So every pair whose cost is within
@@ -33,6 +33,7 @@ class PlacementSettings:
 
     Attributes:
         prefill_crowd, decode_crowd: How many others a second of work is taken from.
+        foresight: How far requests that are expected to end soon count as gone; 1 = nobody comes in their place.
         miss: Price of each multiple of a target that the expectation lies above it.
         overflow: Price of a worker whose pages are expected to run out.
         slack_per_s, max_slack: Costs this far apart count as equal, a second of staleness, and at most.
@@ -42,6 +43,7 @@ class PlacementSettings:
 
     prefill_crowd: float = 1.0
     decode_crowd: float = 1.0
+    foresight: float = 0.5
     miss: float = 4.0
     overflow: float = 4.0
     slack_per_s: float = 0.2
@@ -189,14 +191,18 @@ def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSetting
     """Seconds per token with the request there, and the whole cost of decoding there."""
     mean = request.forecast.mean if settings.use_lengths else 512.0
     context = request.prompt_tokens + mean / 2
-    tpot_s = pool.step_s + pool.request_s * (pool.running + 1) + pool.token_s * (pool.held_tokens + context)
     slower_s = pool.request_s + pool.token_s * context
-    others = settings.decode_crowd * slower_s * pool.remaining_tokens / (mean * request.tpot_target_s)
+    now_s = pool.step_s + pool.request_s * pool.running + pool.token_s * pool.held_tokens + slower_s
+    # Requests that end soon make room: over this one's life so many of them are there on average
+    company = np.minimum(pool.running, pool.remaining_tokens / mean)
+    fewer = settings.foresight * (pool.running - company) if settings.use_lengths else 0.0
+    life_s = now_s - pool.request_s * fewer
+    others = settings.decode_crowd * slower_s * (pool.running - fewer) / request.tpot_target_s
     peak = pool.held_tokens + pool.remaining_tokens + request.prompt_tokens
     peak = peak + (request.forecast.high if settings.use_lengths else mean)
     fullness = peak / pool.total_tokens
     overflow = settings.overflow * np.where(fullness > 1, fullness, 0.0)
-    return tpot_s, _late(tpot_s, request.tpot_target_s, settings) + others + overflow
+    return now_s, _late(life_s, request.tpot_target_s, settings) + others + overflow
 
 
 def _late(seconds: Floats, target_s: float, settings: PlacementSettings) -> Floats:

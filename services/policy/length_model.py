@@ -27,6 +27,9 @@ _POINTS: Final = 8
 _LENGTH_CLASSES: Final = (256, 1024, 4096, 16_384, 65_536)
 _TURN_CLASSES: Final = (1, 4)
 _MISS_LIMITS: Final = (0.02, 0.6)
+# Forecasts are kept until so many answers have come: a router makes some for every request
+_MEMO_NEWS: Final = 8
+_MEMO_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,11 @@ class LengthModel:
         self._cells = Cells(
             limit=settings.max_cells, window=settings.window, max_replicas=settings.max_replicas
         )
-        self._anything: Counts = np.full(BINS, 1.0 / BINS)
+        self._anything = _anything()
         self._units: Counts = np.eye(BINS)
         self._miss_rate: dict[int, float] = {}  # by effort class; what the interval leaves out at both ends
+        self._memo: dict[tuple[CellKey, ...], LengthForecast] = {}
+        self._news = 0
         self._answers = 0
         self._covered = 0
         self._recent = settings.coverage
@@ -110,10 +115,17 @@ class LengthModel:
 
     def forecast(self, prompt: PromptClass) -> LengthForecast:
         """What is to be expected of an answer; a wide interval while little is known."""
+        cells = prompt.cells()
+        known = self._memo.get(cells)
+        if known is not None:
+            return known
         miss = self._miss_rate.get(_effort_class(prompt), 1 - self._settings.coverage)
         inner = [(index + 0.5) / _POINTS for index in range(_POINTS)]
         low, high, *points = quantiles(self._density(prompt), [miss / 2, 1 - miss / 2, *inner])
-        return LengthForecast(low, max(low, high), tuple(points))
+        if len(self._memo) >= _MEMO_LIMIT:
+            self._memo.clear()
+        made = self._memo[cells] = LengthForecast(low, max(low, high), tuple(points))
+        return made
 
     def observe(
         self, prompt: PromptClass, tokens: int, *, forecast: LengthForecast | None = None, cut: bool = False
@@ -137,6 +149,9 @@ class LengthModel:
             density = longer / longer.sum()
         for key in prompt.cells():
             self._cells.add(key, density)
+        self._news += 1
+        if self._news % _MEMO_NEWS == 0:
+            self._memo.clear()
 
     def snapshot(self, *, newest: int = 512) -> dict[CellKey, tuple[float, ...]]:
         """What this replica has counted, for ``merge`` at another one."""
@@ -149,6 +164,7 @@ class LengthModel:
             ValueError: Not a snapshot of this version.
         """
         self._cells.merge(replica, snapshot)
+        self._memo.clear()
 
     @property
     def calibration(self) -> Calibration:
@@ -181,6 +197,16 @@ class LengthModel:
         middle = len(forecast.points) // 2
         median = (forecast.points[middle - 1] + forecast.points[middle]) / 2 if middle else forecast.points[0]
         self._bias += 0.005 * (float(np.log2(tokens / median)) - self._bias)
+
+
+def _anything() -> Counts:
+    """Before anything is known: every octave up to 8,192 tokens is as likely, each further one half as likely.
+
+    Flat up to a million, the mean would be 70,000 tokens, and a router would count on that.
+    """
+    octaves = np.arange(BINS) / (bin_of(8192) / 13)
+    density = np.exp2(-np.maximum(0.0, octaves - 13))
+    return np.asarray(density / density.sum(), dtype=np.float64)
 
 
 def _effort_class(prompt: PromptClass) -> int:

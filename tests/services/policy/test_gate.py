@@ -42,7 +42,7 @@ def test_classes_are_shed_one_after_the_other() -> None:
 
 def test_a_tenant_above_its_share_gives_way_only_when_room_gets_short() -> None:
     assert decide(replace(GOOD, over_share=True), SLO).verdict is Verdict.ENTER
-    answer = decide(Outlook(1.5, 0.02, over_share=True), SLO)
+    answer = decide(Outlook(1.9, 0.02, over_share=True), SLO)
     assert (answer.verdict, answer.reason) == (Verdict.REFUSE, "share")
 
 

@@ -104,11 +104,11 @@ def test_trouble_is_avoided() -> None:
 def test_stale_loads_spread_requests_over_equals_and_fresh_ones_do_not() -> None:
     pools = prefill_pool(8), decode_pool(8)
     stale = Counter(
-        place(*pools, LINKS, placing(request_id=str(n), staleness_s=0.5)).chosen.prefill for n in range(200)
+        place(*pools, LINKS, placing(request_id=str(n), staleness_s=0.5)).chosen.prefill for n in range(120)
     )
     fresh = {place(*pools, LINKS, placing(request_id=str(n))).chosen.prefill for n in range(20)}
     assert len(stale) == 8
-    assert max(stale.values()) < 60
+    assert max(stale.values()) < 45
     assert fresh == {"p0"}
 
 
@@ -130,7 +130,7 @@ def test_a_clear_difference_beats_staleness() -> None:
     assert chosen == {"p2"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), prompt=st.sampled_from([1, 200, 5000, 1_000_000]))
 def test_the_shortlist_finds_the_best_of_all_pairs(seed: int, prompt: int) -> None:
     draw = np.random.default_rng(seed)

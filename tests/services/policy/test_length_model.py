@@ -37,22 +37,23 @@ def covered(model: LengthModel, rng: random.Random, requests: int, scale: float)
 def test_it_says_anything_before_it_knows_anything() -> None:
     forecast = LengthModel().forecast(PromptClass(50, "a", 100))
     assert forecast.low < 8
-    assert forecast.high > 100_000
+    assert forecast.high > 5000
+    assert forecast.mean < 10_000
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_interval_holds_four_of_five_after_500_requests_and_after_shifts(seed: int) -> None:
     model, rng = LengthModel(), random.Random(seed)
     for scale in (1.0, 4.0, 0.5):
         covered(model, rng, 500, scale)
-        assert 0.75 <= covered(model, rng, 800, scale) <= 0.85
+        assert 0.75 <= covered(model, rng, 400, scale) <= 0.85
     assert 0.7 <= model.calibration.recent_coverage <= 0.9
-    assert model.calibration.answers == 3900
+    assert model.calibration.answers == 2700
 
 
 def test_effort_and_tenant_are_told_apart() -> None:
     model, rng = LengthModel(), random.Random(5)
-    covered(model, rng, 2000, 1.0)
+    covered(model, rng, 800, 1.0)
     low, high = (model.forecast(PromptClass(effort, "a", 3000)).mean for effort in (25, 100))
     assert high > 3 * low
     brief, wordy = (model.forecast(PromptClass(75, tenant, 3000)).mean for tenant in "bc")

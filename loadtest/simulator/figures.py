@@ -1,0 +1,107 @@
+"""From a run to figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epdserve.loadtest.simulator.requests import Request
+from epdserve.loadtest.simulator.run import Run
+from epdserve.loadtest.simulator.workers import Job
+from epdserve.services.policy.fairness import jain_index, max_min_shares
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run, without its first and last part.
+
+    Attributes:
+        goodput: Requests a second that met both targets.
+        met_ratio: Of the requests that were admitted.
+        refused_ratio: Of all.
+        ttft_p50_s, ttft_p99_s, tpot_p50_s, tpot_p99_s: Of admitted ones.
+        hit_ratio: Prompt tokens that were not computed, by tier.
+        fairness: Jain's index of the tenants' served tokens over their max-min shares of all that was served.
+        granted_effort: Mean.
+    """
+
+    goodput: float
+    met_ratio: float
+    refused_ratio: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p99_s: float
+    hit_ratio: dict[str, float]
+    fairness: float
+    granted_effort: float
+    output_tokens_per_s: float
+
+
+def met(job: Job) -> bool:
+    """Whether both targets were met."""
+    targets = job.request.targets
+    return ttft_s(job) <= targets.ttft_s and tpot_s(job) <= targets.tpot_s
+
+
+def ttft_s(job: Job) -> float:
+    """Arrival to first token."""
+    return job.first_token_at - job.request.arrives_at
+
+
+def tpot_s(job: Job) -> float:
+    """Mean time per token after the first."""
+    return (
+        (job.finished_at - job.first_token_at) / max(1, job.output_tokens - 1)
+        if job.output_tokens > 1
+        else 0.0
+    )
+
+
+def figures_of(run: Run, *, skip_ratio: float = 0.2) -> Figures:
+    """Figures of what arrived after the first ``skip_ratio`` of the time."""
+    last_s = run.requests[-1].arrives_at
+    from_s = skip_ratio * last_s
+    jobs = [
+        (request, job)
+        for request, job in zip(run.requests, run.jobs, strict=True)
+        if request.arrives_at >= from_s
+    ]
+    inside = [job for _, job in jobs if job is not None]
+    good = [job for job in inside if met(job)]
+    span_s = max(1e-9, last_s - from_s)
+    return Figures(
+        len(good) / span_s,
+        len(good) / max(1, len(inside)),
+        1 - len(inside) / max(1, len(jobs)),
+        *_two([ttft_s(job) for job in inside]),
+        *_two([tpot_s(job) for job in inside if job.output_tokens > 1]),
+        {tier: tokens / max(1.0, run.prompt_tokens) for tier, tokens in run.tier_tokens.items()},
+        _fairness([request for request, _ in jobs], good),
+        statistics.fmean([job.effort for job in inside]) if inside else 0.0,
+        sum(job.output_tokens for job in good) / span_s,
+    )
+
+
+def _fairness(asked: Sequence[Request], good: Sequence[Job]) -> float:
+    """Jain's index of what tenants got over what max-min shares of all that was served would have given them."""
+    demands: dict[str, float] = {}
+    for request in asked:
+        demands[request.tenant] = demands.get(request.tenant, 0.0) + _weight(request)
+    served = dict.fromkeys(demands, 0.0)
+    for job in good:
+        served[job.request.tenant] += _weight(job.request)
+    shares = max_min_shares(demands, sum(served.values()))
+    return jain_index([served[name] / shares[name] for name in sorted(demands) if shares[name] > 0])
+
+
+def _weight(request: Request) -> float:
+    return request.prompt_tokens + request.output_tokens
+
+
+def _two(values: Sequence[float]) -> tuple[float, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0, 0.0
+    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

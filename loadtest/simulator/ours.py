@@ -1,0 +1,261 @@
+"""The production policies behind the simulator's interface: the same functions, fed from a view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+import numpy as np
+from epdserve.loadtest.simulator.baselines import Parameters
+from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW
+from epdserve.loadtest.simulator.requests import Request
+from epdserve.loadtest.simulator.run import Routed
+from epdserve.loadtest.simulator.view import View, size_of
+from epdserve.loadtest.simulator.workers import Job
+from epdserve.services.policy.fairness import ServiceMeter
+from epdserve.services.policy.forecast import LengthForecast, fixed
+from epdserve.services.policy.gate import (
+    Answer,
+    GateSettings,
+    Outlook,
+    SloClass,
+    Verdict,
+    decide,
+    lowering_pays,
+)
+from epdserve.services.policy.joint import Decision, PlacementSettings, Placing, place
+from epdserve.services.policy.length_model import LengthModel, PromptClass
+from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, floats
+
+_BLIND: Final = fixed(512)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What of ours is switched on; all of it but in ablations."""
+
+    lengths: bool = True
+    tier_weights: bool = True
+    joint: bool = True
+    gate: bool = True
+    order: bool = True
+    fairness: bool = True
+    floor: bool = True
+
+
+class Ours:
+    """Length model, joint placement, gate, fair shares.
+
+    Args:
+        parameters: Of the policies, by name; ``passing`` is the share of longer queued work that counts as ahead.
+    """
+
+    name: ClassVar[str] = "epdserve"
+    defaults: ClassVar[Parameters] = {
+        "prefill_crowd": 1.0,
+        "decode_crowd": 1.0,
+        "slack_per_s": 0.2,
+        "ttft_margin": 1.0,
+        "tpot_margin": 1.0,
+        "passing": 0.5,
+        "fair_from": 0.9,
+    }
+    choices: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "prefill_crowd": (0.3, 1.0, 3.0),
+        "slack_per_s": (0.05, 0.2, 0.6),
+        "ttft_margin": (0.7, 0.85, 1.0, 1.2),
+        "tpot_margin": (0.9, 1.0, 1.1),
+        "passing": (0.2, 0.5, 0.8),
+        "fair_from": (0.7, 0.8, 0.9),
+    }
+
+    def __init__(
+        self, parameters: Parameters | None = None, *, seed: int = 0, parts: Parts = Parts()
+    ) -> None:
+        self.parameters = {**self.defaults, **(parameters or {})}
+        self.parts = parts
+        self.urgent = parts.order
+        self.model = LengthModel()
+        self._meter = ServiceMeter()
+        self._granted: dict[int, int] = {}
+        self._forecasts: dict[int, LengthForecast] = {}
+        self._settings = PlacementSettings(
+            prefill_crowd=self.parameters["prefill_crowd"],
+            decode_crowd=self.parameters["decode_crowd"],
+            slack_per_s=self.parameters["slack_per_s"],
+            tier_weights=parts.tier_weights,
+            use_lengths=parts.lengths,
+            use_transfer=parts.joint,
+        )
+        self._gate = GateSettings(
+            ttft_margin=self.parameters["ttft_margin"],
+            tpot_margin=self.parameters["tpot_margin"],
+            fair_from=self.parameters["fair_from"],
+        )
+
+    def route(self, request: Request, view: View, now: float) -> Routed | None:
+        """Forecast, place, ask the gate, lower the effort if that is the answer."""
+        effort = self._granted.get(request.session, request.effort)
+        forecast = self._forecast(request, effort)
+        decision = self._place(request, view, forecast, now)
+        chosen = decision.chosen
+        if self.parts.gate:
+            answer, lowered = self._ask(request, view, decision, forecast, effort, now)
+            if answer.verdict is Verdict.REFUSE:
+                return None
+            if lowered is not None:
+                effort, forecast = request.floor, lowered
+                self._granted[request.session] = effort
+        self._meter.given(request.tenant, self._cost_s(view, decision, forecast), now=now)
+        self._forecasts[request.number] = forecast
+        return Routed(
+            int(chosen.prefill[1:]), int(chosen.decode[1:]), effort, chosen.hit_tokens, forecast.mean
+        )
+
+    def finished(self, job: Job, now: float) -> None:
+        """Learn."""
+        request = job.request
+        if self.parts.lengths:
+            self.model.observe(
+                _class_of(request, job.effort),
+                job.output_tokens,
+                forecast=self._forecasts.pop(request.number),
+            )
+
+    def _forecast(self, request: Request, effort: int) -> LengthForecast:
+        return self.model.forecast(_class_of(request, effort)) if self.parts.lengths else _BLIND
+
+    def _place(self, request: Request, view: View, forecast: LengthForecast, now: float) -> Decision:
+        cluster = view.cluster
+        timing = cluster.spec.timing
+        hits = view.hits(request)
+        left = request.prompt_tokens - float(hits[3].max())
+        size = size_of(left) + 1
+        ahead = view.prefill_tokens[:size].sum(axis=0)
+        longer = view.prefill_tokens[size:].sum(axis=0)
+        passing = self.parameters["passing"] if self.parts.order else 1.0
+        count = len(view.prefill_requests)
+        prefills = PrefillPool(
+            _names("p", count),
+            np.asarray(cluster.prefill_machines),
+            ahead + passing * longer,
+            timing.prefill_tokens_per_s / view.prefill_slowness,
+            hits,
+            floats(timing.tier_bytes_per_s),
+            np.zeros(count),
+        )
+        links = Links(
+            timing.same_machine_bytes_per_s,
+            timing.other_machine_bytes_per_s,
+            timing.link_latency_s,
+            TAIL_BYTES,
+        )
+        wanted = Placing(
+            str(request.number),
+            request.prompt_tokens,
+            forecast,
+            request.targets.ttft_s,
+            request.targets.tpot_s,
+            KV_BYTES_PER_TOKEN,
+            WINDOW,
+            request.blocks[0].to_bytes(8, "little") if request.blocks else b"",
+            now - view.refreshed_at,
+        )
+        return place(prefills, _decode_pool(view), links, wanted, self._settings)
+
+    def _ask(
+        self,
+        request: Request,
+        view: View,
+        decision: Decision,
+        forecast: LengthForecast,
+        effort: int,
+        now: float,
+    ) -> tuple[Answer, LengthForecast | None]:
+        """The gate's answer, and the forecast at the floor if that is what it grants."""
+        chosen = decision.chosen
+        slowness = float(view.prefill_slowness[int(chosen.prefill[1:])])
+        outlook = Outlook(
+            chosen.ttft_s,
+            chosen.tpot_s,
+            hit_tokens=chosen.hit_tokens,
+            prefill_tokens_per_s=view.cluster.spec.timing.prefill_tokens_per_s / slowness,
+        )
+        targets = request.targets
+        slo = SloClass(targets.name, targets.ttft_s, targets.tpot_s, targets.room)
+        if self.parts.fairness:
+            self._meter.asked(request.tenant, self._cost_s(view, decision, forecast), now=now)
+        answer = decide(outlook, slo, settings=self._gate)
+        if self.parts.fairness and answer.pressure > self._gate.fair_from:
+            # Only now: it costs a walk over the tenants
+            outlook = replace(outlook, over_share=self._meter.over_share(request.tenant, now=now))
+            answer = decide(outlook, slo, settings=self._gate)
+        if answer.verdict is Verdict.ENTER or not (self.parts.floor and request.floor < effort):
+            return answer, None
+        lowered = self._forecast(request, request.floor)
+        pays = lowering_pays(outlook, forecast, lowered, same_conversation=request.turn > 1)
+        answer = decide(outlook, slo, may_lower=pays, settings=self._gate)
+        return answer, lowered if answer.verdict is Verdict.LESS_EFFORT else None
+
+    def _cost_s(self, view: View, decision: Decision, forecast: LengthForecast) -> float:
+        """Seconds of workers: of prefill, and a request's part of the decode steps it takes part in."""
+        timing = view.cluster.spec.timing
+        running = max(1.0, float(view.decode_running.mean()))
+        return (
+            decision.compute_tokens / timing.prefill_tokens_per_s
+            + forecast.mean * float(view.decode_step_s.mean()) / running
+        )
+
+
+def variants() -> dict[str, Parts]:
+    """Ours with one part off each: what that part is worth."""
+    return {
+        "all": Parts(),
+        "without length model": Parts(lengths=False),
+        "without tier weights": Parts(tier_weights=False),
+        "without joint placement": Parts(joint=False),
+        "without admission": Parts(gate=False),
+        "without urgency order": Parts(order=False),
+        "without fair shares": replace(Parts(), fairness=False),
+        "without effort floor": Parts(floor=False),
+    }
+
+
+def _class_of(request: Request, effort: int) -> PromptClass:
+    return PromptClass(effort, request.tenant, request.prompt_tokens, request.tools, request.turn)
+
+
+def _decode_pool(view: View) -> DecodePool:
+    """What a router would have fitted to reported steps: a constant, a part a request, a part a token."""
+    cluster = view.cluster
+    timing = cluster.spec.timing
+    count = len(view.decode_running)
+    request_s = np.full(count, (timing.decode_s(512, 0) - timing.decode_s(128, 0)) / 384)
+    token_s = np.full(count, (timing.decode_s(128, 1e7) - timing.decode_s(128, 0)) / 1e7)
+    step_s = timing.decode_s(128, 0) - 128 * request_s
+    now_s = step_s + request_s * view.decode_running + token_s * view.decode_held
+    # A worker that is slower than its load explains is slow for all of it
+    slow = np.maximum(1.0, view.decode_step_s / now_s)
+    return DecodePool(
+        _names("d", count),
+        np.asarray(cluster.decode_machines),
+        view.decode_running,
+        view.decode_held,
+        view.decode_remaining,
+        np.full(count, float(cluster.spec.decode_tokens)),
+        step_s * slow,
+        request_s * slow,
+        token_s * slow,
+        np.zeros(count),
+        np.zeros(count),
+    )
+
+
+_NAMES: dict[tuple[str, int], list[str]] = {}
+
+
+def _names(letter: str, count: int) -> list[str]:
+    if (letter, count) not in _NAMES:
+        _NAMES[letter, count] = [f"{letter}{index:05}" for index in range(count)]
+    return _NAMES[letter, count]

@@ -1,0 +1,171 @@
+"""The event loop of a simulation: arrivals, chunks, hand-offs, ends, heartbeats and faults in order of virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from epdserve.loadtest.simulator.cluster import Cluster, ClusterSpec
+from epdserve.loadtest.simulator.requests import Request
+from epdserve.loadtest.simulator.view import View
+from epdserve.loadtest.simulator.workers import DecodeWorker, Job, PrefillWorker
+from epdserve.loadtest.simulator.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where a request goes.
+
+    Attributes:
+        effort: Granted.
+        hit_tokens: Expected hit.
+        expected_tokens: Output counted on.
+    """
+
+    prefill: int
+    decode: int
+    effort: int
+    hit_tokens: float
+    expected_tokens: float
+
+
+class Policy(Protocol):
+    """What drives a simulated router. One object serves all routers of a run; a view is one router's knowledge."""
+
+    name: ClassVar[str]
+
+    @property
+    def urgent(self) -> bool:
+        """Whether workers take the most urgent prompt next, or the first."""
+
+    def route(self, request: Request, view: View, now: float) -> Routed | None:
+        """A place, or None for a 429."""
+
+    def finished(self, job: Job, now: float) -> None:
+        """A request has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happened: every request's job, None if it was refused."""
+
+    requests: Sequence[Request]
+    jobs: Sequence[Job | None]
+    tier_tokens: dict[str, float]
+    prompt_tokens: float
+    ended_at: float
+
+
+class Simulation:
+    """One run of one policy on one workload."""
+
+    def __init__(self, spec: ClusterSpec, policy: Policy, workload: Workload) -> None:
+        self._cluster = Cluster(spec, urgent=policy.urgent)
+        requests = workload.requests
+        for index, chain in enumerate(workload.warm):
+            self._cluster.caches.store(index % spec.machine_count, chain)
+        self._policy = policy
+        self._requests = requests
+        self._jobs: list[Job | None] = [None] * len(requests)
+        self._views = [View(self._cluster) for _ in range(spec.routers)]
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._count = 0
+        self._live = 0
+
+    def run(self) -> Run:
+        """Until the last request has ended."""
+        spec = self._cluster.spec
+        for index, request in enumerate(self._requests):
+            self._at(request.arrives_at, lambda now, index=index: self._arrive(index, now))  # type: ignore[misc]
+        for fault in spec.faults:
+            self._at(fault.at_s, lambda _, fault=fault: self._cluster.set_slowness(fault, fault.slowness))  # type: ignore[misc]
+            self._at(fault.until_s, lambda _, fault=fault: self._cluster.set_slowness(fault, 1.0))  # type: ignore[misc]
+        self._left = len(self._requests)
+        self._at(0.0, self._heartbeat)
+        now = 0.0
+        while self._heap:
+            now, _, event = heapq.heappop(self._heap)
+            event(now)
+        return Run(self._requests, self._jobs, self._cluster.tier_tokens, self._cluster.prompt_tokens, now)
+
+    def _at(self, at: float, event: Callable[[float], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (at, self._count, event))
+
+    def _heartbeat(self, now: float) -> None:
+        for view in self._views:
+            view.refresh(now)
+        if self._left or self._live:
+            self._at(now + self._cluster.spec.heartbeat_s, self._heartbeat)
+
+    def _arrive(self, index: int, now: float) -> None:
+        self._left -= 1
+        request = self._requests[index]
+        view = self._views[index % len(self._views)]
+        routed = self._policy.route(request, view, now)
+        if routed is None:
+            return
+        job = Job(
+            request,
+            routed.effort,
+            request.output_at(routed.effort),
+            routed.expected_tokens,
+            routed.prefill,
+            routed.decode,
+            now,
+            hit_tokens=routed.hit_tokens,
+        )
+        self._jobs[index] = job
+        self._live += 1
+        view.sent(
+            routed.prefill,
+            routed.decode,
+            compute_tokens=max(1.0, request.prompt_tokens - routed.hit_tokens),
+            prompt_tokens=request.prompt_tokens,
+            expected=routed.expected_tokens,
+        )
+        worker = self._cluster.prefills[routed.prefill]
+        worker.jobs.append(job)
+        if worker.running is None:
+            self._go_on(worker, now)
+
+    def _go_on(self, worker: PrefillWorker, now: float) -> None:
+        job = worker.pick(now)
+        if job is None:
+            return
+        if job.left_tokens < 0:
+            self._cluster.start_prefill(job)
+        self._at(now + worker.begin_chunk(), lambda then: self._end_chunk(worker, then))
+
+    def _end_chunk(self, worker: PrefillWorker, now: float) -> None:
+        job = worker.running
+        assert job is not None
+        if worker.end_chunk():
+            self._cluster.caches.fill(worker.index, job.request.blocks)
+            decode = self._cluster.decodes[job.decode]
+            self._at(now + self._cluster.transfer_s(job), lambda then: self._join(decode, job, then))
+        self._go_on(worker, now)
+
+    def _join(self, decode: DecodeWorker, job: Job, now: float) -> None:
+        decode.join(job, now)
+        self._expect_end(decode, now)
+
+    def _expect_end(self, decode: DecodeWorker, now: float) -> None:
+        wait_s = decode.next_end_s()
+        if wait_s is not None:
+            version = decode.version
+            self._at(now + wait_s, lambda then: self._end(decode, version, then))
+
+    def _end(self, decode: DecodeWorker, version: int, now: float) -> None:
+        if version != decode.version:
+            return
+        for job in decode.end_due(now):
+            self._live -= 1
+            if job.request.answer_blocks and job.effort == job.request.effort:
+                self._cluster.caches.store(
+                    self._cluster.decode_machines[job.decode], job.request.answer_blocks
+                )
+            self._policy.finished(job, now)
+        self._expect_end(decode, now)

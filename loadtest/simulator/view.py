@@ -1,0 +1,74 @@
+"""What a router knows: loads as of the last heartbeat, plus what it has sent since."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from epdserve.loadtest.simulator.cluster import Cluster
+from epdserve.loadtest.simulator.requests import Request
+
+SIZES = 24
+"""Classes of prompts by tokens left: powers of two."""
+
+
+def size_of(tokens: float) -> int:
+    """Class of a prompt with so many tokens left."""
+    return min(SIZES - 1, max(0, int(tokens)).bit_length())
+
+
+class View:
+    """One router's knowledge; the same for every policy."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        prefills, decodes = cluster.spec.prefills, cluster.spec.decodes
+        self.cluster = cluster
+        self.refreshed_at = 0.0
+        self.prefill_tokens = np.zeros((SIZES, prefills))
+        self.prefill_requests = np.zeros(prefills)
+        self.prefill_slowness = np.ones(prefills)
+        self.decode_running = np.zeros(decodes)
+        self.decode_held = np.zeros(decodes)
+        self.decode_remaining = np.zeros(decodes)
+        self.decode_step_s = np.full(decodes, cluster.spec.timing.decode_s(1, 0))
+
+    def hits(self, request: Request) -> npt.NDArray[np.float64]:
+        """(tiers, prefill workers): leading tokens of the prompt, as the block index has them."""
+        return self.cluster.caches.hits(request.blocks)
+
+    def sent(
+        self, prefill: int, decode: int, *, compute_tokens: float, prompt_tokens: int, expected: float
+    ) -> None:
+        """Count an own request."""
+        self.prefill_tokens[size_of(compute_tokens), prefill] += compute_tokens
+        self.prefill_requests[prefill] += 1
+        self.decode_running[decode] += 1
+        self.decode_held[decode] += prompt_tokens
+        self.decode_remaining[decode] += expected
+
+    def refresh(self, now: float) -> None:
+        """A heartbeat: the loads are true for a moment."""
+        self.refreshed_at = now
+        cluster = self.cluster
+        self.prefill_tokens[:] = 0.0
+        coming_running = np.zeros(len(cluster.decodes))
+        coming_held = np.zeros(len(cluster.decodes))
+        coming_expected = np.zeros(len(cluster.decodes))
+        for worker in cluster.prefills:
+            self.prefill_requests[worker.index] = len(worker.jobs)
+            self.prefill_slowness[worker.index] = worker.slowness
+            for job in worker.jobs:
+                left = job.left_tokens if job.left_tokens >= 0 else job.request.prompt_tokens - job.hit_tokens
+                self.prefill_tokens[size_of(left), worker.index] += left
+                coming_running[job.decode] += 1
+                coming_held[job.decode] += job.request.prompt_tokens
+                coming_expected[job.decode] += job.expected_tokens
+        for decode in cluster.decodes:
+            decode.advance(now)
+            index = decode.index
+            self.decode_running[index] = decode.running + len(decode.waiting)
+            self.decode_held[index] = decode.held_tokens
+            self.decode_remaining[index] = decode.remaining_tokens
+            self.decode_step_s[index] = decode.step_s
+        self.decode_running += coming_running
+        self.decode_held += coming_held
+        self.decode_remaining += coming_expected
