@@ -29,6 +29,19 @@ class Outputs(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Embeddings of an image: row i stands at position ``start + i`` instead of the token's own."""
+
+    start: int
+    embeddings_ND: torch.Tensor  # (tokens, hidden), any float type
+
+    @property
+    def end(self) -> int:
+        """First position after the span."""
+        return self.start + len(self.embeddings_ND)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive rows of one request.
 
@@ -46,6 +59,7 @@ class Segment:
     decoder_floor: int = 0
     publish_from: int = 0
     outputs: Outputs = Outputs.LAST
+    images: Sequence[ImageSpan] = ()
 
     def __post_init__(self) -> None:
         if self.count <= 0 or self.start < 0 or len(self.tokens) < self.start + self.count:
@@ -105,6 +119,14 @@ class EntryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Rows whose embedding comes from an image: indices into all rows, and the values."""
+
+    rows_N: torch.Tensor
+    values_ND: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class BatchShape:
     """The model's numbers that index arithmetic needs."""
 
@@ -131,6 +153,7 @@ class ForwardBatch:
     decoder_window: WindowPlan  # kept rows over kept rows
     entries: dict[int, EntryPlan]  # by ratio
     output_rows_R: torch.Tensor  # indices into the kept rows
+    embedded: EmbeddedRows | None = None
 
     @staticmethod
     def build(
@@ -190,7 +213,20 @@ class _Builder:
             decoder_window=decoder_window,
             entries={ratio: self._entries(ratio, table_SP) for ratio in self.shape.ratios},
             output_rows_R=self._tensor(self._outputs(kept_T)),
+            embedded=self._embedded(),
         )
+
+    def _embedded(self) -> EmbeddedRows | None:
+        rows, values = [], []
+        for s, offset in zip(self.segments, self.offset_S, strict=True):
+            for image in s.images:
+                begin, end = max(image.start, s.start), min(image.end, s.start + s.count)
+                if begin < end:
+                    rows.append(np.arange(begin, end) + (offset - s.start))
+                    values.append(image.embeddings_ND[begin - image.start : end - image.start])
+        if not rows:
+            return None
+        return EmbeddedRows(self._tensor(np.concatenate(rows)), torch.cat(values).to(self.device))
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.bool_]]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -7,6 +7,7 @@ serve if the decoder rows are run elsewhere.
 from collections.abc import Sequence
 
 import torch
+from epdserve.model.batch import ForwardBatch
 from epdserve.model.layers.block import Block, Residual
 from epdserve.model.layers.context import ForwardContext
 
@@ -27,15 +28,20 @@ class CausalEncoder:
             The residual entering the cut layer, and the window keys of the cut layer.
         """
         batch = context.batch
-        residual = self._enter(batch.token_ids_T)
+        residual = self._enter(batch)
         for block in self.blocks:
             residual = block.forward(residual, batch.all_rows, batch.encoder_window, context)
         residual = self.cut_block.inject(residual, batch.all_rows, context)
         return residual, self.cut_block.write_kv(residual, batch.all_rows, batch.encoder_window, context)
 
-    def _enter(self, token_ids_T: torch.Tensor) -> Residual:
-        """Equal copies of the embedding; the first sub-block reads copy 0 (spec/backbone 2.2)."""
-        h_TD = self._embed_VD[token_ids_T]
+    def _enter(self, batch: ForwardBatch) -> Residual:
+        """Equal copies of the embedding; the first sub-block reads copy 0 (spec/backbone 2.2).
+
+        Rows of an image have the vision encoder's embedding (spec/modules 3.4).
+        """
+        h_TD = self._embed_VD[batch.token_ids_T]
+        if batch.embedded is not None:
+            h_TD[batch.embedded.rows_N] = batch.embedded.values_ND.to(h_TD.dtype)
         carried_Tn = torch.zeros(len(h_TD), self._copies, device=h_TD.device)
         carried_Tn[:, 0] = 1.0
         return Residual(h_TD[:, None].repeat(1, self._copies, 1), carried_Tn)

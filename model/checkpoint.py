@@ -70,27 +70,40 @@ class Checkpoint:
         Raises:
             WeightMapError: Naming every missing, extra, misshapen and wrongly typed tensor.
         """
-        problems = list(self.faults)
-        problems += [
-            f"missing: {name} {list(expected[name].shape)}" for name in expected if name not in self.headers
-        ]
-        for name, header in self.headers.items():
-            spec = expected.get(name)
-            if spec is None:
-                if not name.startswith(IGNORED_PREFIXES):
-                    problems.append(f"extra: {name} {header.dtype} {list(header.shape)}")
-                continue
-            if header.shape != spec.shape:
-                problems.append(f"shape: {name} is {list(header.shape)}, expected {list(spec.shape)}")
-            if header.dtype not in spec.dtypes:
-                problems.append(
-                    f"dtype: {name} is {header.dtype}, expected {' or '.join(sorted(spec.dtypes))}"
-                )
+        self._refuse([*self.faults, *self._differences(expected, whole=True)])
+
+    def check_part(self, expected: Mapping[str, TensorSpec]) -> None:
+        """Compare the expected tensors and no others.
+
+        Raises:
+            WeightMapError: Naming every missing, misshapen and wrongly typed tensor.
+        """
+        self._refuse(list(self._differences(expected, whole=False)))
+
+    @staticmethod
+    def _refuse(problems: list[str]) -> None:
         if problems:
             raise WeightMapError("weights do not fit config.json", problems)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _differences(self, expected: Mapping[str, TensorSpec], *, whole: bool) -> Iterator[str]:
+        yield from (
+            f"missing: {name} {list(expected[name].shape)}" for name in expected if name not in self.headers
+        )
+        for name, header in self.headers.items():
+            spec = expected.get(name)
+            if spec is None:
+                if whole and not name.startswith(IGNORED_PREFIXES):
+                    yield f"extra: {name} {header.dtype} {list(header.shape)}"
+                continue
+            if header.shape != spec.shape:
+                yield f"shape: {name} is {list(header.shape)}, expected {list(spec.shape)}"
+            if header.dtype not in spec.dtypes:
+                yield f"dtype: {name} is {header.dtype}, expected {' or '.join(sorted(spec.dtypes))}"
+
+    def tensors(self, names: frozenset[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, one at a time: shard after shard, names ascending, so a scale precedes its weight.
+
+        With ``names`` only those, and only the shards that hold some of them.
 
         Tensors are views of the mapped file where the library allows it: copy what must outlive the step.
 
@@ -98,10 +111,13 @@ class Checkpoint:
             WeightFileError: If a shard became unreadable since ``open``.
         """
         for shard in self.shards:
+            if names is not None and not any(self.headers[name].shard == shard for name in names):
+                continue
             try:
                 with safe_open(shard, framework="pt") as file:
                     for name in sorted(file.keys()):
-                        yield name, file.get_tensor(name)
+                        if names is None or name in names:
+                            yield name, file.get_tensor(name)
             except (OSError, SafetensorError) as error:
                 raise WeightFileError(f"{shard}: {error}") from None
 

@@ -13,7 +13,14 @@ QUANT_GROUP = 32  # FP8 and MXFP4 scales cover 32 columns; the main KV's groups 
 def find_problems(config: "ModelConfig") -> list[str]:
     """Every inconsistency of a config whose single fields are valid; empty if it can be served."""
     text = config.text
-    problems = [*_token_ids(config), *_dimensions(text), *_experts(text), *_rope(text), *_engram(text)]
+    problems = [
+        *_token_ids(config),
+        *_vision(config),
+        *_dimensions(text),
+        *_experts(text),
+        *_rope(text),
+        *_engram(text),
+    ]
     layers = list(_layer_lists(text))
     problems += layers
     if not layers:  # the roles are only meaningful on well-formed lists
@@ -32,6 +39,22 @@ def _token_ids(config: "ModelConfig") -> Iterator[str]:
     for name, token in ids.items():
         if token >= config.text.vocab_size:
             yield f"{name}={token} is outside the vocabulary of {config.text.vocab_size}"
+
+
+def _vision(config: "ModelConfig") -> Iterator[str]:
+    vision = config.vision
+    if vision is None:
+        return
+    if (
+        vision.hidden_size % vision.num_attention_heads
+        or vision.hidden_size // vision.num_attention_heads % 4
+    ):
+        yield (
+            f"vision: {vision.num_attention_heads} heads of hidden_size={vision.hidden_size} must each have a "
+            "multiple of 4 channels"
+        )
+    if vision.max_image_tokens < 4:
+        yield f"vision: max_image_tokens={vision.max_image_tokens} holds no image"
 
 
 def _dimensions(text: "TextConfig") -> Iterator[str]:

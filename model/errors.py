@@ -8,6 +8,8 @@ ModelError
   TokenizerError     the tokenizer or the compressed token map cannot be used
   TailError          a tail record is not the promised one
   DemoModelError     the demo model cannot be written here
+  ImageError         bytes that are no image, or a damaged one
+    ImageTooLarge    an image beyond a limit
 """
 
 from collections.abc import Sequence
@@ -51,3 +53,11 @@ class DemoModelError(ModelError):
 
 class TailError(ModelError):
     """A tail record's bytes, identity, tokens or layout are not the expected ones."""
+
+
+class ImageError(ModelError):
+    """Bytes are no image of a kind that is taken, or a damaged one."""
+
+
+class ImageTooLarge(ImageError):  # noqa: N818 - the name says what is wrong
+    """An image exceeds a limit on bytes, pixels or frames."""

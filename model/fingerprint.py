@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from epdserve.model.compressed_tokens import MAP_FILE, TOKENIZER_FILE
-from epdserve.model.config import ModelConfig
+from epdserve.model.config import ModelConfig, VisionConfig
 
 SIDECAR_FILE: Final = ".epdserve-fingerprint.json"
 FINGERPRINT_BYTES: Final = 16
@@ -39,6 +39,13 @@ def model_fingerprint(tensors: bytes, config: ModelConfig, directory: Path) -> b
         if (directory / name).is_file():
             state.update(_hash((directory / name).read_bytes()).digest())
             break
+    return state.digest()
+
+
+def vision_fingerprint(tensors: bytes, config: VisionConfig, hidden_size: int) -> bytes:
+    """Identity of what a vision encoder makes of an image: its tensors, its numbers and how wide its output is."""
+    state = _hash(b"vision" + tensors)
+    state.update(config.model_dump_json().encode() + f"/{hidden_size}".encode())
     return state.digest()
 
 

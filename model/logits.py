@@ -1,13 +1,14 @@
 """Logits of every position of a token list, through the batch, pages and replay code that serves."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from epdserve.model.backbone import Backbone
-from epdserve.model.batch import ForwardBatch, IntArray, Outputs, Segment
+from epdserve.model.batch import ForwardBatch, ImageSpan, IntArray, Outputs, Segment
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
 from epdserve.model.replay import PrefillSpan, plan_prefill
@@ -23,12 +24,14 @@ class LogitsPlan:
         chunk: Rows of one prefill step. None = the whole prompt at once.
         encoder_hit: Tokens whose global KV is taken from an earlier prefill, with encoder replay. Even.
         decoder_replay: Layers above the cut run only on the prompt's last window.
+        images: Embeddings of the images among the ids.
     """
 
     prefill: int | None = None
     chunk: int | None = None
     encoder_hit: int = 0
     decoder_replay: bool = False
+    images: Sequence[ImageSpan] = ()
 
 
 class LogitsRun:
@@ -61,7 +64,10 @@ class LogitsRun:
             out_TV.fill_(float("nan"))
         self._prefill(self._span(self.prompt, self.plan.encoder_hit), self.prompt, 0, out_TV)
         for position in range(self.prompt, len(self.ids)):
-            self.step(Segment(self.ids, position, 1, self.pages, 0, outputs=Outputs.ALL), out_TV)
+            self.step(
+                Segment(self.ids, position, 1, self.pages, 0, outputs=Outputs.ALL, images=self.plan.images),
+                out_TV,
+            )
         return out_TV
 
     def step(self, segment: Segment, out_TV: torch.Tensor) -> None:
@@ -97,6 +103,7 @@ class LogitsRun:
                     decoder_floor=span.decoder_floor,
                     publish_from=span.publish_from,
                     outputs=Outputs.ALL if begin >= span.decoder_from else Outputs.NONE,
+                    images=self.plan.images,
                 )
                 self.step(segment, out_TV)
 

@@ -3,6 +3,7 @@
 Ten layers with every mechanism of the released model: windows (0, 1), Full and Reuse at ratio 2 (2-5), Full with
 candidate pool, Reuse and Reindex at ratio 1 (6-9), Engram before layers 1 and 4, routed and shared experts, four
 residual copies, YaRN. Prompts longer than 32, 64 and 256 tokens exceed window, top-k and candidate pool.
+A vision encoder of two blocks that takes images of the published sizes.
 """
 
 from dataclasses import dataclass
@@ -91,6 +92,21 @@ _TEXT: Final[dict[str, Any]] = {
     "num_nextn_predict_layers": 0,
 }
 
+# A small tower with the published sizes of images: spans are as long as those of the released model.
+_VISION: Final[dict[str, Any]] = {
+    "model_type": "deepseek_v41_vision",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "patch_size": 14,
+    "rope_theta": 10000,
+    "downsample_ratio": 3,
+    "max_image_tokens": 1024,
+    "min_pixels": 295936,
+    "max_wh_ratio": None,
+}
+
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["DeepseekV41ForCausalLM"],
     "model_type": "deepseek_v41",
@@ -107,6 +123,7 @@ CONFIG: Final[dict[str, Any]] = {
         "expert_dtype": "fp4",
     },
     "text_config": _TEXT,
+    "vision_config": _VISION,
 }
 
 

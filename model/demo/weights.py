@@ -16,6 +16,7 @@ from epdserve.kernels.quant import quantize_fp8, quantize_fp8_blocks, quantize_m
 from epdserve.model.config import ModelConfig
 from epdserve.model.demo.preset import SCALES, InitialScales
 from epdserve.model.tensor_map import Storage, TensorSpec, expected_tensors
+from epdserve.model.vision.tensors import vision_tensors
 
 _Numbers = npt.NDArray[np.float64]
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], _Numbers]
@@ -34,7 +35,7 @@ def demo_tensors(
     """
     rules = _Rules(config, SCALES)
     tensors: dict[str, torch.Tensor] = {}
-    for name, spec in expected_tensors(config).items():
+    for name, spec in _all_tensors(config).items():
         if spec.storage is Storage.SCALE:
             continue  # comes with its weight
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -44,6 +45,11 @@ def demo_tensors(
             value[list(ending_ids)] *= SCALES.ending_gain
         tensors.update(_store(name, spec, value))
     return tensors
+
+
+def _all_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
+    vision = vision_tensors(config) if config.vision is not None else {}
+    return {**expected_tensors(config), **vision}
 
 
 def _numbers_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -77,7 +83,9 @@ class _Rules:
             (r"embed\.weight", _normal(scales.embedding)),
             (r".*engram\.embed\.weight", _normal(scales.engram_rows)),
             (r"head\.weight", _normal(scales.logits / math.sqrt(text.hidden_size))),
-            (r".*norm\.weight|.*engram\.[qk]_weight", _normal(scales.gain_spread, mean=1.0)),
+            (r"image_(start|newline|end)", _normal(scales.embedding)),
+            (r"aligner\.w2\.weight", _fan_in),  # embeddings are as large as those of tokens
+            (r".*norm[12]?\.weight|.*engram\.[qk]_weight", _normal(scales.gain_spread, mean=1.0)),
             (r".*attn_sink", _normal(scales.sink)),
             (r".*gate\.bias(_vl)?", _normal(scales.router_bias)),
             (r".*hc_\w+_scale", _constant(scales.hyper_scale)),

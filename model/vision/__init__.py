@@ -1,0 +1,1 @@
+"""The vision encoder: images to embeddings. ``geometry`` and ``pixels`` need no torch."""
