@@ -9,17 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from epdserve.kvstore.block_header import HEADER_BYTES, encode_header
 from epdserve.kvstore.errors import OutOfPages
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.transfer.base import Copy
-from epdserve.kvstore.types import BlockHash, PageId
+from epdserve.kvstore.types import PageId
 from epdserve.model.errors import TailError
-from epdserve.model.tail import read_tail
 from epdserve.services.decode.pulling import Pull, PullDriver, PullOutcome
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import PAGES, TAILS, Filled, Runner
 from epdserve.services.engine.transfer_thread import TransferThread
+from epdserve.services.engine.verifying import wrong_blocks
 from epdserve.services.types import BlockRef, KVHandle
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class Ingest:
             HandleRefused: Nothing was changed.
         """
         runner = self._runner
-        hashes = runner.names.chain(request.known, request.tenant_key)
+        hashes = runner.chain_of(request)
         self._check(handle, request, hashes)
         staging, slot = runner.staging_slots.acquire(), runner.state_slots.acquire()
         own = runner.blocks.match(hashes, exact=request.exact)
@@ -135,23 +134,12 @@ class Ingest:
         return [*copies, Copy(TAILS, tail.slot, TAILS, arrival.staging.index, tail.nbytes)]
 
     def _verify(self, arrival: Arrival) -> bool:
-        """Compare headers and checksums of the pulled blocks with the handle. Not in the step loop: it only reads."""
-        runner = self._runner
-        pages, refs = self._pulled_pages(arrival), arrival.pulled
-        if not pages:
-            return True
-        at = runner.layout.header_offset
-        found = runner.pools.pages[torch.tensor(pages), at : at + HEADER_BYTES].cpu().numpy().tobytes()
-        promised = [_header(ref, runner.layout.payload_bytes) for ref in refs]
-        sums = runner.checksums(pages, [BlockHash(ref.block_hash) for ref in refs])
-        if found == b"".join(promised) and sums == [ref.checksum for ref in refs]:
-            return True
-        bad = sum(
-            found[n * HEADER_BYTES : (n + 1) * HEADER_BYTES] != promised[n] or sums[n] != ref.checksum
-            for n, ref in enumerate(refs)
-        )
-        log.warning("blocks refused", extra={"peer": arrival.handle.worker, "blocks": bad, "of": len(refs)})
-        return False
+        """Compare the pulled blocks with the handle. Not in the step loop: it only reads."""
+        wrong = wrong_blocks(self._runner, self._pulled_pages(arrival), arrival.pulled)
+        if wrong:
+            told = {"peer": arrival.handle.worker, "blocks": len(wrong), "of": len(arrival.pulled)}
+            log.warning("blocks refused", extra=told)
+        return not wrong
 
     def _restore(self, arrival: Arrival) -> torch.Tensor | None:
         """Tail into the state slot and the open page, then share the pulled blocks.
@@ -160,19 +148,14 @@ class Ingest:
             TailError: The tail's bytes are not the promised ones.
         """
         runner, request = self._runner, arrival.request
-        assert request.slot is not None
         request.next_row = request.length
-        exit_D = read_tail(
+        tail = arrival.handle.tail
+        exit_D = runner.restore_tail(
+            request,
             runner.staging[arrival.staging.index],
-            runner.tail_layout,
-            runner.pools,
-            slot=request.slot.index,
-            page=runner.open_page(request),
-            tokens=request.known,
-            identity=runner.names.tail(request.known, request.hashes, request.tenant_key),
-            checksum=arrival.handle.tail.checksum,
+            checksum=tail.checksum,
+            exact=tail.exact,
             has_exit=True,
-            exact=arrival.handle.tail.exact,
         )
         runner.seal_next(request, [Filled(ref.checksum, ref.exact) for ref in arrival.pulled])
         tainted_from = len(arrival.handle.blocks) * runner.block_tokens
@@ -198,7 +181,3 @@ class Ingest:
             runner.staging_slots.release(staging)
         runner.release(request)
         request.next_row = 0
-
-
-def _header(ref: BlockRef, payload_bytes: int) -> bytes:
-    return encode_header(BlockHash(ref.block_hash), ref.checksum, payload_bytes, exact=ref.exact)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from epdserve.kvstore.errors import OutOfPages
 from epdserve.kvstore.types import BlockInfo, PageId
-from epdserve.model.tail import read_tail
 from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Filled, Runner
 
@@ -69,19 +68,8 @@ class SwapSpace:
         returning = torch.tensor(request.pages[len(own) : len(swapped.blocks)], dtype=torch.int64)
         runner.pools.pages[returning] = swapped.pages[len(own) :].to(runner.backbone.device)
         self._seal_again(request, swapped)
-        tokens = request.tokens[: request.next_row]
-        read_tail(
-            swapped.record,
-            runner.tail_layout,
-            runner.pools,
-            slot=slot.index,
-            page=runner.open_page(request),
-            tokens=tokens,
-            identity=runner.names.tail(tokens, request.hashes, request.tenant_key),
-            checksum=swapped.checksum,
-            has_exit=False,
-            exact=request.is_exact(request.next_row),
-        )
+        exact = request.is_exact(request.next_row)
+        runner.restore_tail(request, swapped.record, checksum=swapped.checksum, exact=exact)
         self.forget(swapped)
         return True
 

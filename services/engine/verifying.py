@@ -16,15 +16,17 @@ def wrong_blocks(runner: Runner, pages: Sequence[PageId], refs: Sequence[BlockRe
     """
     if not pages:
         return []
-    layout = runner.layout
-    at = layout.header_offset
-    headers = runner.pools.pages[torch.tensor(pages), at : at + HEADER_BYTES].cpu().numpy()
+    payload_bytes, at = runner.layout.payload_bytes, runner.layout.header_offset
+    found = runner.pools.pages[torch.tensor(pages), at : at + HEADER_BYTES].cpu().numpy().tobytes()
+    promised = [
+        encode_header(BlockHash(ref.block_hash), ref.checksum, payload_bytes, exact=ref.exact) for ref in refs
+    ]
     sums = runner.checksums(pages, [BlockHash(ref.block_hash) for ref in refs])
-    wrong = []
-    for place, (ref, checksum) in enumerate(zip(refs, sums, strict=True)):
-        promised = encode_header(
-            BlockHash(ref.block_hash), ref.checksum, layout.payload_bytes, exact=ref.exact
-        )
-        if headers[place].tobytes() != promised or checksum != ref.checksum:
-            wrong.append(place)
-    return wrong
+    if found == b"".join(promised) and sums == [ref.checksum for ref in refs]:
+        return []
+    return [
+        place
+        for place, ref in enumerate(refs)
+        if found[place * HEADER_BYTES : (place + 1) * HEADER_BYTES] != promised[place]
+        or sums[place] != ref.checksum
+    ]
