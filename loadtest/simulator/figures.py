@@ -59,7 +59,7 @@ def tpot_s(job: Job) -> float:
     )
 
 
-def figures_of(run: Run, *, skip_ratio: float = 0.2) -> Figures:
+def figures_of(run: Run, *, skip_ratio: float = 0.35) -> Figures:
     """Figures of what arrived after the first ``skip_ratio`` of the time."""
     last_s = run.requests[-1].arrives_at
     from_s = skip_ratio * last_s

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
 from epdserve.loadtest.simulator.baselines import Parameters
-from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW
+from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW, Timing
 from epdserve.loadtest.simulator.requests import Request
 from epdserve.loadtest.simulator.run import Routed
 from epdserve.loadtest.simulator.view import View, size_of
@@ -26,7 +27,7 @@ from epdserve.services.policy.gate import (
 )
 from epdserve.services.policy.joint import Decision, PlacementSettings, Placing, place
 from epdserve.services.policy.length_model import LengthModel, PromptClass
-from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, floats
+from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, WorkerNames, floats
 
 _BLIND: Final = fixed(512)
 
@@ -229,11 +230,8 @@ def _class_of(request: Request, effort: int) -> PromptClass:
 def _decode_pool(view: View) -> DecodePool:
     """What a router would have fitted to reported steps: a constant, a part a request, a part a token."""
     cluster = view.cluster
-    timing = cluster.spec.timing
     count = len(view.decode_running)
-    request_s = np.full(count, (timing.decode_s(512, 0) - timing.decode_s(128, 0)) / 384)
-    token_s = np.full(count, (timing.decode_s(128, 1e7) - timing.decode_s(128, 0)) / 1e7)
-    step_s = timing.decode_s(128, 0) - 128 * request_s
+    step_s, request_s, token_s = _fit(cluster.spec.timing)
     now_s = step_s + request_s * view.decode_running + token_s * view.decode_held
     # A worker that is slower than its load explains is slow for all of it
     slow = np.maximum(1.0, view.decode_step_s / now_s)
@@ -252,10 +250,13 @@ def _decode_pool(view: View) -> DecodePool:
     )
 
 
-_NAMES: dict[tuple[str, int], list[str]] = {}
+@lru_cache(maxsize=16)
+def _fit(timing: Timing) -> tuple[float, float, float]:
+    request_s = (timing.decode_s(512, 0) - timing.decode_s(128, 0)) / 384
+    token_s = (timing.decode_s(128, 1e7) - timing.decode_s(128, 0)) / 1e7
+    return timing.decode_s(128, 0) - 128 * request_s, request_s, token_s
 
 
-def _names(letter: str, count: int) -> list[str]:
-    if (letter, count) not in _NAMES:
-        _NAMES[letter, count] = [f"{letter}{index:05}" for index in range(count)]
-    return _NAMES[letter, count]
+@lru_cache(maxsize=16)
+def _names(letter: str, count: int) -> WorkerNames:
+    return WorkerNames(f"{letter}{index:05}" for index in range(count))

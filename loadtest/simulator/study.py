@@ -18,8 +18,8 @@ from epdserve.loadtest.simulator.run import Policy, Simulation
 from epdserve.loadtest.simulator.workloads import SHAPES, Mix, Shape, Workload, generate, load_trace
 
 # Virtual seconds a run takes; the busier the shape the shorter
-SECONDS: Final = {"conversation": 30.0, "agent": 30.0, "code": 12.0, "chat": 20.0}
-TRAINING_SEEDS: Final = (1001, 1002)
+SECONDS: Final = {"conversation": 24.0, "agent": 20.0, "code": 8.0, "chat": 28.0}
+TRAINING_SEEDS: Final = (1001,)
 
 Maker = Callable[[Parameters | None, int], Policy]
 

@@ -224,6 +224,8 @@ def _shortlist_decodes(
     pool: DecodePool, costs: Floats, machines: Indices, settings: PlacementSettings
 ) -> Indices:
     """The best of all, and the best on the machine of each prefill worker in question."""
+    if len(costs) <= settings.shortlist:
+        return np.arange(len(costs))
     chosen = _best(costs, settings.shortlist)
     wanted = np.zeros(int(max(machines.max(), pool.machines.max())) + 1, dtype=np.bool_)
     wanted[machines] = True

@@ -31,15 +31,12 @@ def quantiles(density: Counts, levels: Iterable[float]) -> list[float]:
     total = float(edges[-1])
     if total <= 0:
         raise ValueError("a density of nothing has no quantiles")
-    out = []
-    for level in levels:
-        goal = min(max(level, 0.0), 1.0) * total
-        index = min(BINS - 1, int(np.searchsorted(edges, goal)))
-        before = float(edges[index - 1]) if index else 0.0
-        inside = float(density[index])
-        share = (goal - before) / inside if inside > 0 else 0.0
-        out.append(2.0 ** ((index + min(max(share, 0.0), 1.0)) / _BINS_PER_OCTAVE))
-    return out
+    goals = np.clip(np.asarray(tuple(levels)), 0.0, 1.0) * total
+    bins = np.minimum(BINS - 1, np.searchsorted(edges, goals))
+    inside = density[bins]
+    share = (goals - (edges[bins] - inside)) / np.where(inside > 0, inside, 1.0)
+    lengths: list[float] = np.exp2((bins + np.clip(share, 0.0, 1.0)) / _BINS_PER_OCTAVE).tolist()
+    return lengths
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@ Arrays and not a list of records, because a choice among hundreds of workers the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +22,26 @@ def floats(values: Sequence[float] | npt.NDArray[np.floating] | npt.NDArray[np.i
     return np.asarray(values, dtype=np.float64)
 
 
+class WorkerNames(tuple[str, ...]):
+    """Names that are known to be distinct and sorted: pools are made for every request, their names are not."""
+
+    __slots__ = ()
+
+    def __new__(cls, names: Iterable[str]) -> WorkerNames:
+        """Check once.
+
+        Raises:
+            ValueError: Not sorted, or not distinct.
+        """
+        made = super().__new__(cls, names)
+        if any(left >= right for left, right in pairwise(made)):
+            raise ValueError(f"workers must be distinct and sorted by name: {made[:4]}")
+        return made
+
+
 def _check(names: Sequence[str], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
-    if list(names) != sorted(set(names)):
-        raise ValueError(f"workers must be distinct and sorted by name: {names[:4]}")
+    if not isinstance(names, WorkerNames):
+        WorkerNames(names)
     if any(array.shape[-1:] != (len(names),) for array in arrays):
         raise ValueError(f"every array needs {len(names)} elements, got {[array.shape for array in arrays]}")
 
