@@ -16,12 +16,12 @@ from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.rpc.watch import watch_blocks
+from epdserve.services.store.tasks import end
 from epdserve.services.types import BlockUpdate, WorkerInfo, WorkerRole
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-_CANCELS = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +65,7 @@ class Neighbours:
         if self._task is not None:
             tasks.append(self._task)
         self._watches.clear()
-        for _ in range(_CANCELS):  # a stream that just ends may turn a cancellation into an end of its own
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=0.5)
-            tasks = [task for task in tasks if not task.done()]
+        await end(tasks)
 
     @property
     def present(self) -> bool:

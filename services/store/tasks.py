@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_CANCELS: Final = 10
+_WAIT_S: Final = 0.5
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for them; again where a call that just ended by itself swallowed the cancellation."""
+    left = [task for task in tasks if not task.done()]
+    for _ in range(_CANCELS):
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_WAIT_S)
+        left = [task for task in left if not task.done()]
+    for task in left:
+        log.error("task does not end", extra={"task": task.get_name()})
 
 
 class Tasks:

@@ -10,6 +10,7 @@ from epdserve.services.store.config import StoreSettings
 from epdserve.services.store.memory import StoreMemory
 from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.tail_notices import TailNotices
+from epdserve.services.store.tasks import end
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,7 @@ class Upkeep:
 
     async def stop(self) -> None:
         """End."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5.0)
+        await end(self._tasks)
 
     async def _expire(self) -> None:
         while True:

@@ -89,7 +89,7 @@ class Stage:
         self, worker: str, *, machine: str = "m0", env: Mapping[str, str] | None = None, **role: Any
     ) -> WorkerInfo:
         """A store in a process of its own, maybe another life of it."""
-        before = {info.worker: info.incarnation for info in (await self.registry.list()).workers}
+        before = {info.worker: info.incarnation for info in await self._listed()}
         pool = self.pool.model_copy(update={"machine": machine}).model_dump(mode="json")
         script = f"from support.pools import serve_here; serve_here(*{(worker, STORE, pool, role)!r})"
         process = self.processes[worker] = _start_process(script, env or {})
@@ -109,13 +109,20 @@ class Stage:
 
     async def info(self, worker: str) -> WorkerInfo | None:
         """A worker's facts, if the registry has them."""
-        found = [info for info in (await self.registry.list()).workers if info.worker == worker]
+        found = [info for info in await self._listed() if info.worker == worker]
         return found[0] if found else None
+
+    async def _listed(self) -> tuple[WorkerInfo, ...]:
+        """What the registry has; asked again if it does not answer, as on a busy machine or after an outage."""
+        async with asyncio.timeout(START_S):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    return (await self.registry.list()).workers
 
     async def worker(self, worker: str = "prefill-0", *, machine: str = "m0", **more: Any) -> FakeWorker:
         """A worker without a model, in the registry until the test ends."""
         incarnation = await self.registry.claim(worker)
-        fake = FakeWorker(worker, incarnation, **more)
+        fake = await asyncio.to_thread(FakeWorker, worker, incarnation, **more)
         await fake.start()
         self.exits.push_async_callback(fake.stop)
         self.workers[worker] = (fake, machine)
@@ -132,12 +139,9 @@ class Stage:
 
     async def client(self, worker: str = "store-0") -> StoreClient:
         """A client of the present life of a store."""
-        info = None
         async with asyncio.timeout(CALL_S):
-            while info is None:
-                with contextlib.suppress(Unavailable):  # a connection of before an outage
-                    info = await self.info(worker)
-                await asyncio.sleep(0.0 if info else 0.02)
+            while (info := await self.info(worker)) is None:  # noqa: ASYNC110 - the registry is another process
+                await asyncio.sleep(0.02)
         key = (worker, info.address)
         if key not in self._clients:
             client = StoreClient(info.address, token=TOKEN, worker=worker)
@@ -228,7 +232,7 @@ async def stage(folder: Path, url: str | None = None, **changes: Any) -> AsyncIt
         config = PoolConfig(
             redis_url=redis_url,
             cluster_token_file=token,
-            **{"heartbeat_s": 0.1, "refresh_s": 0.05, "redis_timeout_s": 1.0, **changes},
+            **{"heartbeat_s": 0.1, "refresh_s": 0.05, "redis_timeout_s": 2.0, **changes},
         )
         async with (
             Registry(redis_url, namespace=config.namespace) as registry,

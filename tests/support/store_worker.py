@@ -171,6 +171,22 @@ class FakeWorker(FakePrefill):
             for at, block in enumerate(blocks)
         )
 
+    async def wrong(
+        self, endpoint: TransferEndpoint, blocks: Sequence[FetchedBlock], places: Sequence[int]
+    ) -> list[bytes]:
+        """Pull lent blocks into ``places``, one after the other; names of those that hold something else."""
+        copies = [
+            Copy("blocks", block.ref.page, "inbox", at, PAGE)
+            for block, at in zip(blocks, places, strict=False)
+        ]
+        read = self.transfers.read(from_wire(endpoint), copies, deadline_s=CALL_S)
+        assert await asyncio.wrap_future(read.future) is ReadOutcome.DONE
+        return [
+            block.ref.block_hash
+            for block, at in zip(blocks, places, strict=False)
+            if not np.array_equal(self.read_page[at][:PAYLOAD], payload(block.ref.block_hash))
+        ]
+
     async def read_tail(self, endpoint: TransferEndpoint, found: FoundTail) -> bool:
         """Pull a lent tail; whether it is what its identity promises."""
         copy = Copy("tails", found.tail.slot, "tail_inbox", 0, TAIL)
