@@ -26,7 +26,10 @@ CLIENT_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),  # workers are dialled by registry address, never through a proxy
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    (
+        "grpc.min_reconnect_backoff_ms",
+        1000,
+    ),  # also how long one attempt may take: a busy machine accepts late
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
