@@ -1,6 +1,7 @@
 """``python -m epdserve.loadtest.soak``: a server under load and random faults; answers stay right, nothing grows.
 
-    python -m epdserve.loadtest.soak [--minutes 20] [--clients 4] [--seed 1] [--json FILE]
+    python -m epdserve.loadtest.soak [--minutes 20] [--clients 4] [--fault-every 30] [--seed 1]
+        [--json FILE]
 
 Starts its own server, whose store and pages are so small that blocks come and go all the time and the SSD tier is full.
 First every conversation is answered once, undisturbed: the reference. Then clients ask for the same conversations in
@@ -54,6 +55,7 @@ class Report:
     """What the soak saw."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)  # what answers that are not whole said
     faults: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -74,8 +76,14 @@ class Soak:
     """One server, its clients and its misfortunes."""
 
     def __init__(
-        self, state_file: Path, server: Mapping[str, Any], bodies: Sequence[dict[str, Any]], seed: int
+        self,
+        state_file: Path,
+        server: Mapping[str, Any],
+        bodies: Sequence[dict[str, Any]],
+        seed: int,
+        fault_every_s: float = 30.0,
     ) -> None:
+        self._fault_every_s = fault_every_s
         self._state_file, self._server, self._bodies = state_file, server, bodies
         self._dice = random.Random(seed)
         self._report = Report()
@@ -117,6 +125,8 @@ class Soak:
 
     def _judge(self, number: int, outcome: Outcome) -> None:
         report = self._report
+        if outcome.error is not None:
+            report.errors[outcome.error[:80]] += 1
         if outcome.ok:
             report.outcomes["whole"] += 1
             if outcome.text != self._reference[number]:
@@ -132,7 +142,7 @@ class Soak:
 
     async def _trouble(self) -> None:
         while (left_s := self._until - time.monotonic()) > 0:
-            await asyncio.sleep(min(left_s, self._dice.uniform(4.0, 20.0)))
+            await asyncio.sleep(min(left_s, self._dice.uniform(0.5, 1.5) * self._fault_every_s))
             if time.monotonic() >= self._until - 10:
                 return  # what was killed last has to be back in the end
             victims = {
@@ -190,6 +200,9 @@ def main(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 20.0,
     clients: Annotated[int, typer.Option(min=1, help="How many ask at a time.")] = 4,
     conversations: Annotated[int, typer.Option(min=1, help="Of three turns each.")] = 6,
+    fault_every: Annotated[
+        float, typer.Option(min=1.0, help="Seconds between two kills, on average.")
+    ] = 30.0,
     seed: Annotated[int, typer.Option(help="Same seed, same questions; faults depend on time as well.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was seen here.")] = None,
 ) -> None:
@@ -200,16 +213,23 @@ def main(
         arguments = ("--config", str(folder / "small.toml"))
         with running_server(folder / "state", *arguments, threads=1) as server:
             bodies = asyncio.run(_conversations(server, conversations, seed))
-            soak = Soak(folder / "state" / "state.json", server, bodies, seed)
+            soak = Soak(folder / "state" / "state.json", server, bodies, seed, fault_every)
             report = asyncio.run(soak.run(seconds=60 * minutes, clients=clients))
     print(f"answers: {dict(sorted(report.outcomes.items()))}; faults: {dict(sorted(report.faults.items()))}")
+    for error, count in report.errors.most_common():
+        print(f"{count} x {error}")
     for line in report.history.rows():
         print(line)
     problems = report.problems()
     for problem in problems:
         print(f"NOT FINE: {problem}")
     if json_file is not None:
-        told = {"outcomes": report.outcomes, "faults": report.faults, "problems": problems}
+        told = {
+            "outcomes": report.outcomes,
+            "errors": report.errors,
+            "faults": report.faults,
+            "problems": problems,
+        }
         json_file.write_text(json.dumps({**told, "vitals": report.history.rows()}, indent=1))
     raise typer.Exit(int(bool(problems)))
 
