@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,17 @@ from epdserve.services.pool.worker_runner import WorkerRunner
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.store_types import FetchedBlock, FetchRequest, OffloadRequest, OffloadResult
 from epdserve.services.types import WorkerInfo
+from support.store_process import MODULE, run
 from support.store_worker import CALL_S, GEOMETRY, OWNER, PAGE, TAIL, TOKEN, FakeWorker
 from support.valkey import url_of, valkey_server
 from support.waiting import until
 
-STORE = "epdserve.services.store.service"
 START_S = 60.0
+
+_context = multiprocessing.get_context("forkserver")
+# What takes seconds to import, once for all stores. The fork server of Python 3.11 finds installed modules only.
+_context.set_forkserver_preload(["nixl._api", "epdserve.kvstore.transfer.nixl", MODULE])
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # read when nixl is imported, which is in the fork server
 
 
 def role_table(
@@ -58,13 +62,13 @@ class Stage:
     exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     runners: dict[str, WorkerRunner] = field(default_factory=dict)
     workers: dict[str, tuple[FakeWorker, str]] = field(default_factory=dict)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, ForkServerProcess] = field(default_factory=dict)
     _clients: dict[tuple[str, str], StoreClient] = field(default_factory=dict)
 
     async def store(self, worker: str = "store-0", *, machine: str = "m0", **role: Any) -> WorkerInfo:
         """A store in this process."""
         pool = self.pool.model_copy(update={"machine": machine})
-        runner = WorkerRunner(worker, module=STORE, pool=pool, role=role)
+        runner = WorkerRunner(worker, module=MODULE, pool=pool, role=role)
         info = await runner.start()
         running = asyncio.create_task(runner.run(), name=worker)
 
@@ -91,21 +95,22 @@ class Stage:
         """A store in a process of its own, maybe another life of it."""
         before = {info.worker: info.incarnation for info in await self._listed()}
         pool = self.pool.model_copy(update={"machine": machine}).model_dump(mode="json")
-        script = f"from support.pools import serve_here; serve_here(*{(worker, STORE, pool, role)!r})"
-        process = self.processes[worker] = _start_process(script, env or {})
+        process = _context.Process(target=run, args=(worker, pool, role, dict(env or {})), daemon=True)
+        await asyncio.to_thread(process.start)  # the first one starts the fork server
+        self.processes[worker] = process
         self.exits.callback(_end_process, process)
         async with asyncio.timeout(START_S):
             while True:
                 info = await self.info(worker)
                 if info is not None and info.incarnation != before.get(worker):
                     return info
-                assert process.poll() is None, f"{worker} ended with {process.poll()}"
+                assert process.is_alive(), f"{worker} ended with {process.exitcode}"
                 await asyncio.sleep(0.02)
 
     def kill(self, worker: str) -> None:
         """SIGKILL a store's process."""
-        self.processes[worker].send_signal(signal.SIGKILL)
-        self.processes[worker].wait(10)
+        self.processes[worker].kill()
+        self.processes[worker].join(10)
 
     async def info(self, worker: str) -> WorkerInfo | None:
         """A worker's facts, if the registry has them."""
@@ -265,20 +270,9 @@ def taken_results(count: int) -> list[str]:
     return [str(OffloadResult.TAKEN)] * count
 
 
-def _start_process(script: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    tests = str(Path(__file__).parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", script],
-        env={**os.environ, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1", **env},
-    )
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGCONT)
+def _end_process(process: ForkServerProcess) -> None:
+    if process.is_alive():
         process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
+        process.join(15)
+        process.kill()
+        process.join(5)
