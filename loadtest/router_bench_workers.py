@@ -1,0 +1,174 @@
+"""Workers without a model for the router's bench: real gRPC, answers as fast as they can be written.
+
+Started by ``router_bench`` as a process of its own; the one place of the bench that knows the services from inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from epdserve.services.pool.registry import Registry
+from epdserve.services.rpc.decode_server import DecodeSessions
+from epdserve.services.rpc.server import serve_decode, serve_prefill
+from epdserve.services.types import (
+    BlockUpdate,
+    DecodeJob,
+    DecodeReceipt,
+    FinishReason,
+    KVHandle,
+    PrefillJob,
+    PrefillResult,
+    TailRef,
+    TokenChunk,
+    TransferEndpoint,
+    WorkerDescription,
+    WorkerInfo,
+    WorkerRole,
+    WorkerState,
+)
+
+_CONTEXT: Final = 1_048_576
+_FIRST_ID: Final = 1000  # plain words of the published vocabulary stand here and after
+
+
+def info_of(worker: str, role: WorkerRole, address: str) -> WorkerInfo:
+    """A worker with room for anything."""
+    fields: dict[str, Any] = {
+        "worker": worker,
+        "role": role,
+        "incarnation": "0000000000000001-00000000",
+        "address": address,
+        "metrics_address": "127.0.0.1:1",
+        "state": WorkerState.READY,
+        "cache_root": b"r" * 32,
+        "block_tokens": 128,
+        "max_context_tokens": _CONTEXT,
+        "queued_tokens": 0,
+        "running": 0,
+        "free_pages": 10**6,
+        "total_pages": 10**6,
+        "step_age_s": 0.0,
+        "wire_version": 1,
+        "model_name": "bench",
+    }
+    return WorkerInfo(**fields)
+
+
+class Prefill:
+    """Answers at once; nothing is computed."""
+
+    def __init__(self) -> None:
+        self._leases = itertools.count()
+
+    async def run(self, job: PrefillJob, *, deadline_s: float | None) -> PrefillResult:
+        """An empty handle."""
+        leases = [f"lease{next(self._leases)}" for _ in range(job.readers)]
+        tail = TailRef(0, 1, 4096, 0, True)
+        handle = KVHandle("prefill-0", "1", leases[0], (), tail, len(job.tokens))
+        return PrefillResult(handle, 0, 0, len(job.tokens), 0.0, 0.0, tuple(leases[1:]))
+
+    async def release_lease(self, lease: str, *, incarnation: str) -> bool:
+        """There is none."""
+        return True
+
+    async def abandon(self, request_id: str) -> None:
+        """Nothing runs."""
+
+    async def describe(self) -> WorkerDescription:
+        """Facts nobody looks at."""
+        return WorkerDescription(info_of("prefill-0", WorkerRole.PREFILL, ""), TransferEndpoint("a", b"", ()))
+
+    async def watch_blocks(self) -> AsyncIterator[BlockUpdate]:
+        """No blocks at all."""
+        yield BlockUpdate("1", True, 0, 0, (), ())
+        await asyncio.Event().wait()
+
+
+class Decode(Prefill):
+    """One token a step for every running request, with a pause of ``step_s`` between steps."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self._step_s = step_s
+        self._running: dict[str, tuple[DecodeJob, int]] = {}
+        self._work = asyncio.Event()
+        self.sessions = DecodeSessions(
+            worker="decode-0",
+            incarnation="0000000000000001-00000000",
+            submit=self._submit,
+            cancel=self._cancel,
+        )
+
+    def _submit(self, job: DecodeJob) -> None:
+        self._running[job.request_id] = (job, len(job.emitted))
+        self._work.set()
+
+    def _cancel(self, request_id: str) -> None:
+        self._running.pop(request_id, None)
+
+    async def run_steps(self) -> None:
+        """Step until cancelled."""
+        while True:
+            await self._work.wait()
+            self._step()
+            if not self._running:
+                self._work.clear()
+            await asyncio.sleep(self._step_s)
+
+    def _step(self) -> None:
+        chunks = []
+        for request_id, (job, offset) in list(self._running.items()):
+            tokens = (_FIRST_ID + (offset * 37) % 4000,)
+            if offset + 1 < job.sampling.max_tokens:
+                chunks.append(TokenChunk(request_id, offset, tokens))
+                self._running[request_id] = (job, offset + 1)
+                continue
+            del self._running[request_id]
+            receipt = DecodeReceipt("decode-0", steps=offset + 1)
+            chunks.append(TokenChunk(request_id, offset, tokens, FinishReason.LENGTH, None, receipt))
+        if chunks:
+            self.sessions.publish(chunks)
+
+
+async def serve(registry_url: str, token: str, ready: Path, step_s: float) -> None:
+    """Serve both workers until told to end; ``ready`` is written when they are announced."""
+    prefill, decode = Prefill(), Decode(step_s)
+    servers = [
+        await serve_prefill(prefill, token=token),
+        await serve_decode(decode, decode.sessions, token=token),
+    ]
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    stepper = asyncio.create_task(decode.run_steps())
+    async with Registry(registry_url, lease_s=3600) as registry:
+        await registry.publish(info_of("prefill-0", WorkerRole.PREFILL, servers[0].address))
+        await registry.publish(info_of("decode-0", WorkerRole.DECODE, servers[1].address))
+        await asyncio.to_thread(ready.write_text, "ready")
+        await end.wait()
+    stepper.cancel()
+    await asyncio.wait([stepper])
+    for server in servers:
+        await server.stop(grace_s=0)
+
+
+def main() -> None:
+    """The process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--registry", required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--ready", type=Path, required=True)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    given = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(given.registry, given.token_file.read_text().strip(), given.ready, given.step_s))
+
+
+if __name__ == "__main__":
+    main()
