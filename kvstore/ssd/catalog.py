@@ -51,6 +51,7 @@ class NameTable:
         self.path = os.path.join(folder, "names.tbl")
         self._disk = disk
         self._bytes: Bytes = self.rows.view(np.uint8).reshape(count, NAME_BYTES)
+        self._flat = self._bytes.reshape(-1).data
         self._fd = -1
 
     @property
@@ -105,7 +106,7 @@ class NameTable:
 
     def set_encoded(self, slot: int, name: bytes) -> None:
         """``set`` of a name's 128 bytes."""
-        self._bytes[slot].data[:] = name
+        self._flat[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
 
     def clear(self, slot: int) -> None:
         """Take a slot's name away, in memory."""

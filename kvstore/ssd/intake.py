@@ -8,7 +8,7 @@ from typing import Final
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.pacing import EnduranceBudget, SecondHit
-from epdserve.kvstore.ssd.retention import Admission, admit
+from epdserve.kvstore.ssd.retention import Admission, Space, admit
 from epdserve.kvstore.ssd.slots import is_aligned
 from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, Pending
 
@@ -39,12 +39,14 @@ class Intake:
         taken: list[tuple[Pending, BlockPut]] = []
         try:
             with core.lock:
+                space = core.inventory.space()
                 for put in puts:
                     header = self._header(put)
-                    answer, reserve = self._decide(put, header)
+                    answer, reserve = self._decide(put, header, space)
                     answers.append(answer)
                     if answer is Admission.ACCEPTED:
                         taken.append((self._take(put, header, reserve=reserve), put))
+                        space = Space(space.total, space.free - 1, space.reserve_used + reserve)
                     elif answer in MAY_PASS:
                         break
         finally:
@@ -69,10 +71,10 @@ class Intake:
         start = layout.end_offset if pending.page is not None else 0
         core.queue.buffers[pending.buffer][start : layout.page_bytes] = put.page[start : layout.page_bytes]
 
-    def _decide(self, put: BlockPut, header: BlockHeader) -> tuple[Admission, bool]:
+    def _decide(self, put: BlockPut, header: BlockHeader, space: Space) -> tuple[Admission, bool]:
         core, inventory = self._core, self._core.inventory
         slot_bytes = core.layout.slot_bytes
-        if not inventory.serving():
+        if not space.total:
             return Admission.NO_DIRECTORY, False
         place = inventory.find(header.block_hash)
         better = place is None or (header.exact and not place.name.exact)
@@ -84,7 +86,7 @@ class Intake:
         if core.queue.full:
             return Admission.QUEUE_FULL, False
         answer, reserve = admit(
-            inventory.space(),
+            space,
             core.policy,
             tenant=put.tenant,
             tenant_bytes=inventory.tenant_slots[put.tenant] * slot_bytes,
