@@ -99,11 +99,9 @@ def _scale(parameters: Parameters) -> None:
 
 def _told(rows: Iterable[tuple[str, str, int, Figures]]) -> Iterable[tuple[str, str, int, Figures]]:
     """The same rows, with progress on stderr."""
-    last = ""
     for row in rows:
-        if row[0] + row[1] != last:
-            last = row[0] + row[1]
-            print(f"{row[0]}: {row[1]}", file=sys.stderr, flush=True)
+        name, shape, seed, figures = row
+        print(f"seed {seed} {shape} {name}: {figures.goodput:.2f}/s", file=sys.stderr, flush=True)
         yield row
 
 

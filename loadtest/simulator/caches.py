@@ -86,6 +86,27 @@ class Caches:
         lengths[3] = length
         return lengths * BLOCK_TOKENS
 
+    def hits_at(self, worker: int, blocks: Sequence[int]) -> list[float]:
+        """One worker's column of ``hits``, without the others."""
+        page_bit, machine_bit = 1 << worker, 1 << self._machines[worker]
+        lengths = [0, 0, 0, 0]
+        reach = 0  # the lowest tier that has had all blocks so far
+        for length, block in enumerate(blocks, start=1):
+            pages = self._page_holders.get(block, 0)
+            if pages & page_bit:
+                tier = 0
+            elif self._host_holders.get(block, 0) & machine_bit:
+                tier = 1
+            else:
+                ssd = self._ssd_holders.get(block, 0)
+                if not (ssd or pages):
+                    break
+                tier = 2 if ssd & machine_bit else 3
+            reach = max(reach, tier)
+            for at in range(reach, 4):
+                lengths[at] = length
+        return [float(length * BLOCK_TOKENS) for length in lengths]
+
     def fill(self, worker: int, blocks: Sequence[int]) -> None:
         """A prefill worker has made or fetched blocks; its machine's store has taken them."""
         self._pages[worker].add(blocks)

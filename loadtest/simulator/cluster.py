@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 from epdserve.loadtest.simulator.caches import Caches
 from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW, Timing
 from epdserve.loadtest.simulator.requests import Request
@@ -77,7 +76,7 @@ class Cluster:
     def start_prefill(self, job: Job) -> None:
         """Settle what is fetched and what is computed, by what is true now: the soonest of the tiers."""
         request = job.request
-        hits = self.caches.hits(request.blocks)[:, job.prefill]
+        hits = self.caches.hits_at(job.prefill, request.blocks)
         best, job.left_tokens, job.fetch_s, job.hit_tokens = self._cheapest(request, hits)
         self.prompt_tokens += request.prompt_tokens
         before = 0.0
@@ -101,7 +100,7 @@ class Cluster:
         )
         workers[fault.worker].slowness = slowness
 
-    def _cheapest(self, request: Request, hits: npt.NDArray[np.float64]) -> tuple[int, float, float, float]:
+    def _cheapest(self, request: Request, hits: Sequence[float]) -> tuple[int, float, float, float]:
         timing = self.spec.timing
         best = (0.0, 0, float(request.prompt_tokens), 0.0, 0.0)
         fetch_s, before = 0.0, float(hits[0])

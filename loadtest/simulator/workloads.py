@@ -109,7 +109,7 @@ def generate(shape: Shape, *, seconds: float, rate: float, seed: int, mix: Mix =
     blocks = _Blocks()
     made: list[Request] = []
     warm: list[tuple[int, ...]] = []
-    earlier_s = 6 * shape.turns * (shape.think_s + 5.0)
+    earlier_s = 2.5 * shape.turns * (shape.think_s + 5.0)
     at, session = -earlier_s, 0
     while at < seconds:
         at += rng.expovariate(rate / shape.turns)

@@ -16,6 +16,8 @@ def test_hits_are_told_by_tier_and_worker() -> None:
     some.store(1, [1, 2])
     blocks = some.hits([1, 2, 3, 4]) / 512
     assert blocks.tolist() == [[3, 0, 0], [3, 3, 2], [3, 3, 2], [3, 3, 3]]
+    for worker in range(3):
+        assert some.hits_at(worker, [1, 2, 3, 4]) == (blocks[:, worker] * 512).tolist()
 
 
 def test_a_chain_ends_at_its_first_gap() -> None:
