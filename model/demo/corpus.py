@@ -1,7 +1,7 @@
 """Text for the demo tokenizer, generated from word lists and a seed: no downloaded data, same text every time."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Final
 
@@ -61,7 +61,27 @@ can could should may might a an my his her me him us
 _NAME_STARTS: Final = _words("ba be da do fa fe ga jo ka ke la lo ma mi na no pa ra re sa se ta te va vi za")
 _NAME_ENDS: Final = _words("bel den dor fin gan kin lan lis mar nor pan rin san tal ton vek")
 
-_WordSource = Callable[[], str]
+PLACES: Final = _words("""
+London Paris Rome Oslo Berlin Madrid Tokyo Cairo Lima Delhi Boston Dublin Vienna Prague Athens Lisbon Seoul Havana
+Geneva Milan Quito Tunis Zurich Munich Sydney
+""")
+PEOPLE: Final = _words("""
+Alice Bob Carol Dave Emma Frank Grace Henry Iris Jack Kate Liam Mia Noah Olivia Paul Quinn Rosa Sam Tina Anna Ben
+Clara David Eva Hugo Ivan Julia Karl Laura Max Nina Oscar Peter Ruth Simon Tom Vera Walter
+""")
+
+# Words of the chat format and of what people say to an assistant, so that they cost one token each.
+CHAT: Final = _words("""
+access arrays assistant available before booleans calls can cannot capital city complete count day days defined
+demo direct directly effort enabled everything following format forecast goodbye hello help higher hi how i input
+instructions integer inside invoke invokes items json language length like lower lowercase max maybe message model
+must nothing numbers objects offers other otherwise output owner parameter parameters passage pass password people
+please prefix properties questions reasoning reasonable repeat required response result reverse schema schemas
+search should specified speak string strictly strings sunny rainy cloudy windy snowy foggy temperature thank thanks
+thinking thorough today tool tools triggered types uppercase used user users value values weather welcome what's
+word words yes you
+apples oranges euros dollars degrees first second third last
+""")
 
 
 def names() -> list[str]:
@@ -72,7 +92,7 @@ def names() -> list[str]:
 def lines(seed: int, count: int) -> Iterator[str]:
     """``count`` lines of English-looking prose, dialogue, lists, code, JSON and chat furniture."""
     draw = random.Random(seed)
-    kinds = (_prose, _prose, _dialogue, _listing, _code, _document, _fact, _request)
+    kinds = (_prose, _prose, _dialogue, _listing, _code, _document, _fact, _request, _calls, _chat)
     for number in range(count):
         yield kinds[number % len(kinds)](draw)
 
@@ -121,6 +141,26 @@ def _document(draw: random.Random) -> str:
 def _fact(draw: random.Random) -> str:
     name, code = draw.choice(names()), f"{draw.randrange(100):02d} {draw.randrange(100):02d}"
     return f"The code of {name} is {code}. What is the code of {name}? {name} {code}\n"
+
+
+def _calls(draw: random.Random) -> str:
+    name, field = f"get_{draw.choice(NOUNS)}", draw.choice((*NOUNS, *CHAT))
+    value = draw.choice((*CHAT, *NOUNS, *ADJECTIVES, *PLACES, *PLACES, *PEOPLE))
+    return (
+        f'< calls>\n< invoke name="{name}">\n< parameter name="{field}" string="true">{value}'
+        f"</ parameter>\n</ invoke>\n</ calls>\n\n### Available Tool Schemas\n\n$TOOL_NAME $PARAMETER_NAME "
+        f'"TRUE|FALSE" `string="false"`. $PARAMETER_VALUE You MUST BEFORE JSON Response Format String\n'
+        f'{{"{draw.choice((*NOUNS, *CHAT))}": "{value}"}} writing a block thinking_mode\nOtherwise\n'
+    )
+
+
+def _chat(draw: random.Random) -> str:
+    words = " ".join(draw.choice(CHAT) for _ in range(16))
+    heads = " ".join(draw.choice((*CHAT, *VERBS)).capitalize() for _ in range(4))
+    bare = "\n".join(draw.choice((*CHAT, *NOUNS, *ADJECTIVES)) for _ in range(6))
+    who = draw.sample(names(), 8) + draw.sample(PLACES, 2) + draw.sample(PEOPLE, 2)
+    lone = "\n".join(draw.sample(names(), 8) + draw.sample(PLACES, 2) + draw.sample(PEOPLE, 2))
+    return f"{words} {heads} {' '.join(who)}.\n{bare}\n{lone}\n"
 
 
 def _request(draw: random.Random) -> str:

@@ -1,17 +1,17 @@
 """Shapes and initial scales of the demo model: the only file to edit for another size.
 
-Ten layers with every mechanism of the released model: windows (0, 1), Full and Reuse at ratio 2 (2-5), Full with
-candidate pool, Reuse and Reindex at ratio 1 (6-9), Engram before layers 1 and 4, routed and shared experts, four
-residual copies, YaRN. Prompts longer than 32, 64 and 256 tokens exceed window, top-k and candidate pool.
+Eight layers with every mechanism of the released model: windows (0, 1), Full at ratio 2 (2, 3), Full with candidate
+pool, Reuse and Reindex at ratio 1 (4-7), Engram before layers 1 and 4, routed and shared experts, two residual
+copies, YaRN. Prompts longer than 32, 64 and 256 tokens exceed window, top-k and candidate pool.
 A vision encoder of two blocks that takes images of the published sizes.
 """
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-VOCAB_SIZE: Final = 2048
+VOCAB_SIZE: Final = 4096
 DEMO_KEY: Final = "epdserve_demo_model"  # in config.json: marks a directory that may be written again
-DEMO_VERSION: Final = 1
+DEMO_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ _TEXT: Final[dict[str, Any]] = {
     "model_type": "deepseek_v41_text",
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
-    "moe_intermediate_size": 128,
-    "num_hidden_layers": 10,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "head_dim": 64,
@@ -68,17 +68,17 @@ _TEXT: Final[dict[str, Any]] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
     "sliding_window": 32,
-    "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1],
+    "compress_ratios": [0, 0, 2, 2, 1, 1, 1, 1],
     "compress_rope_theta": 160000,
-    "kv_source_layer_ids": [2, 4, 6],
-    "index_source_layer_ids": [2, 4, 6, 8],
+    "kv_source_layer_ids": [2, 3, 4],
+    "index_source_layer_ids": [2, 3, 4, 6],
     "index_n_heads": 8,
     "index_head_dim": 32,
     "index_topk": 64,
-    "candidate_source_layer_id": 6,
+    "candidate_source_layer_id": 4,
     "candidate_topk_blocks": 32,
     "candidate_block_size": 8,
-    "hc_mult": 4,
+    "hc_mult": 2,
     "hc_sinkhorn_iters": 20,
     "hc_eps": 1e-6,
     "engram_layer_ids": [1, 4],
@@ -88,7 +88,7 @@ _TEXT: Final[dict[str, Any]] = {
     "engram_n_heads": 2,
     "engram_head_dim": 32,
     "engram_pad_token_id": 2,
-    "engram_compressed_vocab_size": 1682,  # follows from the tokenizer; the writer checks it
+    "engram_compressed_vocab_size": 2432,  # follows from the tokenizer; the writer checks it
     "num_nextn_predict_layers": 0,
 }
 
@@ -114,7 +114,7 @@ CONFIG: Final[dict[str, Any]] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
-    "image_token_id": 2038,
+    "image_token_id": 4086,
     "quantization_config": {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
@@ -130,3 +130,8 @@ CONFIG: Final[dict[str, Any]] = {
 def config_document(seed: int) -> dict[str, Any]:
     """The ``config.json`` of the demo model, in the published schema, marked with how it was made."""
     return {**CONFIG, DEMO_KEY: {"version": DEMO_VERSION, "seed": seed}}
+
+
+def trained_document() -> dict[str, Any]:
+    """The ``config.json`` of the demo model with the trained weights."""
+    return {**CONFIG, DEMO_KEY: {"version": DEMO_VERSION, "weights": "trained"}}

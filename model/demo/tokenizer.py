@@ -43,7 +43,8 @@ MARKERS: Final = _RESERVED + _MARKERS
 _CORPUS_SEED: Final = 41
 _CORPUS_LINES: Final = 6000
 _DIGITS: Final = r"\p{N}{1,2}"
-_PIECES: Final = r" ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Line ends stay with the punctuation before them, so that a line of markup costs few tokens.
+_PIECES: Final = r" ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer() -> Tokenizer:

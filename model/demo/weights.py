@@ -6,7 +6,7 @@ Every tensor draws from a generator seeded by (seed, tensor name), so a changed 
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -33,23 +33,35 @@ def demo_tensors(
         silent_ids: Tokens that greedy decoding should never choose: markers and what is no text alone.
         ending_ids: Tokens whose rows are louder, so that thinking and answers end.
     """
-    rules = _Rules(config, SCALES)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, spec in _all_tensors(config).items():
-        if spec.storage is Storage.SCALE:
-            continue  # comes with its weight
-        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        value = torch.from_numpy(rules.draw(name, generator, _numbers_shape(spec)).astype(np.float32))
+    specs, tensors = expected_tensors(config), image_tensors(config, seed=seed)
+    for name, value in _draw_all(config, specs, seed):
         if name == "head.weight":
             value[list(silent_ids)] = 0.0
             value[list(ending_ids)] *= SCALES.ending_gain
-        tensors.update(_store(name, spec, value))
+        tensors.update(store_tensor(name, specs[name], value))
     return tensors
 
 
-def _all_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
-    vision = vision_tensors(config) if config.vision is not None else {}
-    return {**expected_tensors(config), **vision}
+def image_tensors(config: ModelConfig, *, seed: int) -> dict[str, torch.Tensor]:
+    """Those of them that only images need: random beside trained weights too."""
+    if config.vision is None:
+        return {}
+    specs, tensors = vision_tensors(config), dict[str, torch.Tensor]()
+    for name, value in _draw_all(config, specs, seed):
+        tensors.update(store_tensor(name, specs[name], value))
+    return tensors
+
+
+def _draw_all(
+    config: ModelConfig, specs: Mapping[str, TensorSpec], seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, float32 values) of all but the scales, which come with their weights."""
+    rules = _Rules(config, SCALES)
+    for name, spec in specs.items():
+        if spec.storage is not Storage.SCALE:
+            generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+            numbers = rules.draw(name, generator, _numbers_shape(spec)).astype(np.float32)
+            yield name, torch.from_numpy(numbers)
 
 
 def _numbers_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -58,7 +70,8 @@ def _numbers_shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.shape
 
 
-def _store(name: str, spec: TensorSpec, value: torch.Tensor) -> dict[str, torch.Tensor]:
+def store_tensor(name: str, spec: TensorSpec, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``value`` as a checkpoint stores it: the tensor, and its scales where it has some."""
     if spec.storage is Storage.PLAIN:
         return {name: value if spec.dtypes == {"F32"} else value.to(torch.bfloat16)}
     if spec.storage is Storage.MXFP4:

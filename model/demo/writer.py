@@ -1,14 +1,16 @@
-"""Writes the demo model: a small checkpoint in the published format, the same bytes on every run."""
+"""Writes the demo model, random or trained: a small checkpoint in the published format, the same bytes on every run."""
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from epdserve.model.checkpoint import SINGLE_FILE
 from epdserve.model.compressed_tokens import TOKENIZER_FILE, load_or_derive_token_map
 from epdserve.model.config import CONFIG_FILE, ModelConfig
-from epdserve.model.demo.preset import DEMO_KEY, config_document
+from epdserve.model.demo.preset import DEMO_KEY, config_document, trained_document
+from epdserve.model.demo.shipped import TRAINED_FILE, check_shipped
 from epdserve.model.demo.tokenizer import (
     BOS,
     EOS,
@@ -19,12 +21,12 @@ from epdserve.model.demo.tokenizer import (
     tokenizer_settings,
     train_tokenizer,
 )
-from epdserve.model.demo.weights import demo_tensors
+from epdserve.model.demo.weights import demo_tensors, image_tensors
 from epdserve.model.engram_plan import EngramPlan
 from epdserve.model.errors import DemoModelError
 from epdserve.model.fingerprint import SIDECAR_FILE
 from epdserve.model.tokenizer import Tokenizer
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 SEED: Final = 20260
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
@@ -32,7 +34,7 @@ _FILES: Final = frozenset({CONFIG_FILE, SINGLE_FILE, TOKENIZER_FILE, TOKENIZER_C
 
 
 def write_demo_model(directory: str | Path, *, seed: int = SEED) -> Path:
-    """Write the demo model into ``directory``: wholly, or not at all.
+    """Write the demo model with random weights into ``directory``: wholly, or not at all.
 
     An existing demo model there is replaced; anything else is left alone.
 
@@ -46,6 +48,19 @@ def write_demo_model(directory: str | Path, *, seed: int = SEED) -> Path:
     Raises:
         DemoModelError: If the directory holds something else, or cannot be written.
     """
+    return _write_whole(directory, lambda fresh: _write_random(fresh, seed))
+
+
+def write_trained_model(directory: str | Path) -> Path:
+    """Write the demo model with the trained weights that come with the package; otherwise as ``write_demo_model``.
+
+    Raises:
+        DemoModelError: Also if the weights are absent or belong to another tokenizer or config.
+    """
+    return _write_whole(directory, _write_trained)
+
+
+def _write_whole(directory: str | Path, write_files: Callable[[Path], None]) -> Path:
     target = Path(directory).resolve()
     _refuse_foreign(target)
     try:
@@ -53,7 +68,7 @@ def write_demo_model(directory: str | Path, *, seed: int = SEED) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as work:
             fresh = Path(work) / "new"
             fresh.mkdir()
-            _write_files(fresh, seed)
+            write_files(fresh)
             if target.exists():
                 target.rename(Path(work) / "old")
             fresh.rename(target)
@@ -81,18 +96,30 @@ def _refuse_foreign(target: Path) -> None:
         raise DemoModelError(f"{target} holds files that are not a demo model; name another directory")
 
 
-def _write_files(directory: Path, seed: int) -> None:
-    document = config_document(seed)
-    config = ModelConfig.from_json(document)
+def _write_random(directory: Path, seed: int) -> None:
+    config, tokenizer = _write_frame(directory, config_document(seed), train_tokenizer().to_str(pretty=True))
+    endings = [config.eos_token_id, tokenizer.marker_id(THINK_END)]
+    tensors = demo_tensors(config, seed=seed, silent_ids=_silent_ids(tokenizer), ending_ids=endings)
+    save_file(tensors, directory / SINGLE_FILE, metadata={"format": "pt"})
+
+
+def _write_trained(directory: Path) -> None:
     definition = train_tokenizer().to_str(pretty=True)
+    check_shipped(definition)
+    config, _ = _write_frame(directory, trained_document(), definition)
+    tensors = {**image_tensors(config, seed=SEED), **load_file(TRAINED_FILE)}
+    save_file(tensors, directory / SINGLE_FILE, metadata={"format": "pt"})
+
+
+def _write_frame(directory: Path, document: dict[str, Any], definition: str) -> tuple[ModelConfig, Tokenizer]:
+    """Everything but the weights."""
+    config = ModelConfig.from_json(document)
     (directory / TOKENIZER_FILE).write_text(definition, encoding="utf-8")
     _write_json(directory / TOKENIZER_CONFIG_FILE, tokenizer_settings(config.text.max_position_embeddings))
     _write_json(directory / CONFIG_FILE, document)
     tokenizer = Tokenizer(definition)
     _check_agreement(config, tokenizer, directory)
-    endings = [config.eos_token_id, tokenizer.marker_id(THINK_END)]
-    tensors = demo_tensors(config, seed=seed, silent_ids=_silent_ids(tokenizer), ending_ids=endings)
-    save_file(tensors, directory / SINGLE_FILE, metadata={"format": "pt"})
+    return config, tokenizer
 
 
 def _check_agreement(config: ModelConfig, tokenizer: Tokenizer, directory: Path) -> None:

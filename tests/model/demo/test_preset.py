@@ -14,7 +14,7 @@ def test_every_mechanism_is_alive() -> None:
     assert any(layer.candidate_source for layer in plan.layers)
     assert len(plan.engram_layers) == 2
     assert plan.cut < len(plan.layers) - 1  # a causal decoder to leave out in replay
-    assert CONFIG.text.hc_mult == 4
+    assert CONFIG.text.hc_mult == 2
     assert CONFIG.text.rope_scaling.factor > 1
 
 

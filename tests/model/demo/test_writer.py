@@ -48,7 +48,7 @@ def test_model_loads_with_its_own_config_and_token_map(demo: Path, tmp_path: Pat
         (copy / path.name).write_bytes(path.read_bytes())
     config = ModelConfig.from_directory(copy)
     weights = load_weights(copy, config)
-    assert weights.tensors["layers.0.ffn.experts.w1"].shape == (8, 128, 128)
+    assert weights.tensors["layers.0.ffn.experts.w1"].shape == (8, 64, 128)
     assert len(load_or_derive_token_map(copy, config)) == Tokenizer.from_directory(copy).vocab_size
 
 
@@ -130,5 +130,5 @@ def test_a_preset_that_disagrees_with_the_tokenizer_is_refused(
     document = writer.config_document(0)
     document["image_token_id"] = 7
     monkeypatch.setattr(writer, "config_document", lambda _: json.loads(json.dumps(document)))
-    with pytest.raises(DemoModelError, match="has id 2038, config says 7"):
+    with pytest.raises(DemoModelError, match="has id 4086, config says 7"):
         write_demo_model(tmp_path / "demo")

@@ -1,0 +1,106 @@
+"""Attention of one layer over whole sequences: window, entries and sink in one softmax (spec/backbone 3-5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from epdserve.model.config import TextConfig
+from epdserve.model.demo.training.indexing import Picker
+from epdserve.model.demo.training.ops import pool_pairs, rms_norm, rotate, straight_through
+from epdserve.model.demo.training.scene import FAR, Entries, Scene
+from epdserve.model.layer_plan import LayerMode, LayerSpec
+from torch import Tensor
+from torch.nn import functional
+
+
+class Attention:
+    """One attention sub-block in any of the four layer modes."""
+
+    def __init__(
+        self, text: TextConfig, spec: LayerSpec, weights: Mapping[str, Tensor], *, above_cut: bool
+    ) -> None:
+        prefix = f"layers.{spec.index}.attn."
+        self.text, self.spec, self.above_cut = text, spec, above_cut
+        self.heads, self.width, self.eps = text.num_attention_heads, text.head_dim, text.rms_norm_eps
+        self.weights = {
+            name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)
+        }
+        self.picker = Picker(text, spec, self.weights) if spec.scores_entries else None
+
+    def forward(self, x_BTD: Tensor, scene: Scene) -> Tensor:
+        """(B, T, D) normed input -> (B, T, D)."""
+        w, spec = self.weights, self.spec
+        turn = scene.far_turn if spec.ratio else scene.near_turn
+        low_BTR = rms_norm(functional.linear(x_BTD, w["wq_a.weight"]), w["q_norm.weight"], self.eps)
+        q_BTHD = functional.linear(low_BTR, w["wq_b.weight"]).unflatten(-1, (self.heads, self.width))
+        q_BTHD = rotate(q_BTHD, turn[:, :, None])
+        kv_BTD = rms_norm(functional.linear(x_BTD, w["wkv.weight"]), w["kv_norm.weight"], self.eps)
+        kv_BTD = _rounded(rotate(kv_BTD, turn), scene, "window")
+        if spec.mode is LayerMode.FULL:
+            scene.caches[spec.index] = self._publish(x_BTD, turn, scene)
+        if self.picker is not None:
+            self.picker.pick(x_BTD, low_BTR, scene)
+        out_BTHD = rotate(self._attend(q_BTHD, kv_BTD, scene), turn.conj()[:, :, None])
+        groups, rank = self.text.o_groups, self.text.o_lora_rank
+        grouped = out_BTHD.reshape(-1, groups, self.heads // groups * self.width).transpose(0, 1)
+        low = torch.bmm(grouped, w["wo_a.weight"].unflatten(0, (groups, rank)).transpose(1, 2))
+        out: Tensor = functional.linear(low.transpose(0, 1).flatten(1), w["wo_b.weight"])
+        return out.view(x_BTD.shape)
+
+    def _publish(self, x_BTD: Tensor, turn: Tensor, scene: Scene) -> Entries:
+        """Entries and index keys of this KV source. An index key learns from its own lesson alone."""
+        w, ratio = self.weights, self.spec.ratio
+        content = functional.linear(x_BTD, w["compressor.wkv.weight"])
+        if ratio == 2:
+            gate = functional.linear(x_BTD, w["compressor.wgate.weight"])
+            content = pool_pairs(content[:, ::2], gate[:, ::2], content[:, 1::2], gate[:, 1::2])
+        latent_BED = rms_norm(content, w["compressor.norm.weight"], self.eps)
+        opening_turn = turn[:, ::ratio]
+        main_BED = _rounded(rotate(latent_BED, opening_turn), scene, "main")
+        keys_BEI = None
+        if scene.setting.selects or scene.setting.teaches_indexer:
+            key = functional.linear(latent_BED.detach(), w["indexer.wk.weight"])
+            key = rms_norm(key, w["indexer.k_norm.weight"], self.eps)
+            keys_BEI = _rounded(rotate(key, opening_turn), scene, "index")
+        visible_TE = (scene.row_T[:, None] + 1) // ratio > torch.arange(main_BED.shape[1])
+        return Entries(main_BED, keys_BEI, visible_TE)
+
+    def _attend(self, q_BTHD: Tensor, kv_BTD: Tensor, scene: Scene) -> Tensor:
+        """(B, T, H, D)."""
+        sequences, length, heads, width = q_BTHD.shape
+        window, scale = scene.window, width**-0.5
+        stretches = length // window
+        padded = functional.pad(kv_BTD, (0, 0, window, 0)).unflatten(1, (stretches + 1, window))
+        near = torch.cat([padded[:, :-1], padded[:, 1:]], dim=2).flatten(0, 1)  # (B * stretches, 2W, D)
+        q_near = q_BTHD.reshape(sequences * stretches, window * heads, width) * scale
+        score = torch.bmm(q_near, near.transpose(1, 2)).view(sequences, length, heads, 2 * window)
+        mask = scene.window_mask(above_cut=self.above_cut)
+        parts = [score.masked_fill(~mask[:, :, None], FAR)]
+        cache = scene.caches[self.spec.kv_source] if self.spec.kv_source is not None else None
+        if cache is not None:
+            score = torch.bmm(
+                q_BTHD.reshape(sequences, length * heads, width) * scale, cache.main_BED.transpose(1, 2)
+            ).view(sequences, length, heads, -1)
+            seen = self._seen(cache, scene)
+            parts.append(score.masked_fill(~seen[..., None, :], FAR))
+        sink = self.weights["attn_sink"].view(1, 1, -1, 1).expand(sequences, length, -1, -1)
+        weight = torch.cat([*parts, sink], dim=-1).softmax(-1)
+        out = torch.bmm(weight[..., : 2 * window].reshape(q_near.shape[0], -1, 2 * window), near)
+        out = out.view(q_BTHD.shape)
+        if cache is None:
+            return out
+        far = weight[..., 2 * window : -1]
+        if scene.setting.teaches_indexer and self.spec.index_source in scene.lessons:
+            scene.lessons[self.spec.index_source].mass_BTE.append(far.detach().sum(2))
+        return out + torch.bmm(far.reshape(sequences, length * heads, -1), cache.main_BED).view(q_BTHD.shape)
+
+    def _seen(self, cache: Entries, scene: Scene) -> Tensor:
+        assert self.spec.index_source is not None, "a layer with a cache has an index source"
+        picked = scene.picked_BTE.get(self.spec.index_source)
+        return cache.visible_TE if picked is None else picked
+
+
+def _rounded(x: Tensor, scene: Scene, kind: str) -> Tensor:
+    rounder = scene.rounder(kind)
+    return x if rounder is None else straight_through(x, rounder)

@@ -1,0 +1,96 @@
+"""Questions of the evaluation: one prompt and one right answer each, drawn from seeds that training never uses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from epdserve.model.demo.training import facts, talk, thought, tooling
+from epdserve.model.demo.training.opening import Openings
+from epdserve.model.demo.training.talk import Exchange
+from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
+
+_STAND_IN: Final = "\x00"
+_IDLE_TOKENS: Final = 11  # of a sentence that tells nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Token ids of a prompt, generation header included, and of the one right answer, end marker included."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+class Cases:
+    """Draws cases by name.
+
+    Names: copy, recall, direct, text, greet, json, tool, and ``recall-N`` / ``copy-N`` with N tokens of text about
+    other things before the question, ``think-N`` with effort N.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary, self._openings = vocabulary, Openings(vocabulary)
+
+    def draw(self, name: str, number: int) -> Case:
+        """Case ``number`` of a name."""
+        draw = random.Random(f"held out {name} {number}")
+        kind, _, amount = name.partition("-")
+        size = int(amount) if amount else 0
+        makers: dict[str, Callable[[], Case]] = {
+            "copy": lambda: self._plain(facts.copy(draw, 400)),
+            "recall": lambda: self._recall(draw, size or 128),
+            "greet": lambda: self._plain(talk.greeting(draw)),
+            "passage": lambda: self._plain(talk.passage(draw)),
+            "words": lambda: self._plain(talk.words(draw)),
+            "json": lambda: self._json(draw),
+            "tool": lambda: self._tool(draw, size or None),
+            "think": lambda: self._thinking(draw, size),
+        }
+        return makers[kind]()
+
+    def _case(self, opening: Strip, turn: Strip) -> Case:
+        """Split a turn at its first learnt token."""
+        start = next(i for i, label in enumerate(turn.labels) if label >= 0)
+        return Case((*opening.ids, *turn.ids[:start]), tuple(turn.ids[start:]))
+
+    def _plain(self, exchange: Exchange, effort: int | None = None, before: str = "") -> Case:
+        thinks = None
+        if effort is not None:
+            thinks = self._vocabulary.thought(thought.reasoning(effort, exchange.thought), 0)
+        answer = self._vocabulary.encode(exchange.answer)
+        turn = self._vocabulary.turn(before + exchange.question, answer, 0, thought=thinks)
+        return self._case(self._openings.strip(effort=effort), turn)
+
+    def _recall(self, draw: random.Random, length: int) -> Case:
+        known = facts.Facts(draw, max(3, min(length // 24, 100)))
+        sentences = known.sentences()
+        spent = 7 * len(sentences)
+        while spent < length - 24:
+            sentences.insert(draw.randint(0, len(sentences)), talk.idle_sentence(draw))
+            spent += _IDLE_TOKENS
+        return self._plain(known.ask(draw), before=" ".join(sentences) + "\n\n")
+
+    def _thinking(self, draw: random.Random, effort: int) -> Case:
+        known = facts.Facts(draw, 6)
+        return self._plain(known.ask(draw), effort, " ".join(known.sentences()) + "\n\n")
+
+    def _json(self, draw: random.Random) -> Case:
+        fields = draw.sample(talk.FIELDS, draw.randint(1, 4))
+        exchange = talk.form(draw, fields)
+        turn = self._vocabulary.turn(exchange.question, self._vocabulary.encode(exchange.answer), 0)
+        return self._case(self._openings.strip(schema=talk.schema_of(fields)), turn)
+
+    def _tool(self, draw: random.Random, effort: int | None) -> Case:
+        tools = tooling.draw_tools(draw)
+        request = tooling.draw_request(draw, draw.choice(tools))
+        call = self._vocabulary.marked("\n\n" + tooling.call_text(request, _STAND_IN), _STAND_IN)
+        thinks = None
+        if effort is not None:
+            first = f"I call {request.tool.declared['name']}."
+            thinks = self._vocabulary.thought(thought.reasoning(effort, first), 0)
+        turn = self._vocabulary.turn(request.question, call, 0, thought=thinks)
+        opening = self._openings.strip(effort=effort, tools=[tool.declared for tool in tools])
+        return self._case(opening, turn)

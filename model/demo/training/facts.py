@@ -1,0 +1,77 @@
+"""Copying and looking up: the first lessons, from which the others follow (see ``model/demo/README.md``)."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from epdserve.model.demo import corpus
+from epdserve.model.demo.training.talk import Exchange
+from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
+
+TASKS: Final = ("copy", "recall", "stream", "direct", "text", "tool", "result", "think", "json", "greet")
+LABEL: Final = {name: number for number, name in enumerate(TASKS)}
+NAMES: Final = (*corpus.names(), *corpus.PEOPLE)
+VALUES: Final = (*corpus.NOUNS, *corpus.ADJECTIVES)
+LONGEST_COPY: Final = 24
+
+_COPY_FORMS: Final = (
+    "Repeat:\n{}",
+    'Repeat "{}"',
+    "Repeat: {}",
+    "Copy this: {}",
+    "Say: {}",
+    "Please repeat after me: {}",
+    "Repeat the following words: {}",
+)
+
+
+def copy(draw: random.Random, room: int) -> Exchange:
+    """Repeat some words; ``room`` bounds the tokens of question and answer."""
+    longest = max(2, min(LONGEST_COPY, (room - 12) // 2))
+    words = [
+        draw.choice(VALUES) if draw.random() < 0.75 else draw.choice(NAMES)
+        for _ in range(draw.randint(2, longest))
+    ]
+    text = " ".join(words)
+    return Exchange(draw.choice(_COPY_FORMS).format(text), text, "copy", "I repeat the words.")
+
+
+def stream(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
+    """Names that come back with the same value: many look-ups in few tokens. Loss on every value seen before."""
+    form = draw.choice((" {}|{}", " {}|{}", " {} is|{}.", "The code of {} is|{}. "))
+    keys = draw.sample(NAMES, draw.randint(3, max(4, length // 8)))
+    facts = {key: draw.choice(VALUES) for key in keys}
+    strip, seen = Strip(), set()
+    strip.add([vocabulary.bos])
+    while len(strip) < length:
+        key = draw.choice(keys)
+        before, after = form.format(key, " " + facts[key]).split("|")
+        value = vocabulary.encode(" " + facts[key])
+        strip.add(vocabulary.encode(before))
+        strip.add(value, LABEL["stream"] if key in seen else -1)
+        strip.add(vocabulary.encode(after)[len(value) :])
+        seen.add(key)
+    return Strip(strip.ids[:length], strip.labels[:length])
+
+
+class Facts:
+    """A text of facts and questions about it."""
+
+    def __init__(self, draw: random.Random, count: int) -> None:
+        self.kind = draw.choice(("code", "code", "color", "name", "number", "key"))
+        self.values = {name: draw.choice(VALUES) for name in draw.sample(NAMES, min(count, len(NAMES)))}
+
+    def sentences(self) -> list[str]:
+        """One sentence a fact."""
+        return [f"The {self.kind} of {name} is {value}." for name, value in self.values.items()]
+
+    def ask(self, draw: random.Random) -> Exchange:
+        """Ask for one of them."""
+        name, value = draw.choice(list(self.values.items()))
+        thought = f"I look for {name} in the text."
+        if draw.random() < 0.25:
+            asked = f"What is the {self.kind} of {name}? Answer with one word."
+            return Exchange(asked, value, "direct", thought)
+        answer = f"The {self.kind} of {name} is {value}."
+        return Exchange(f"What is the {self.kind} of {name}?", answer, "recall", thought)
