@@ -57,12 +57,13 @@ class BlockManager:
         self._counts = [num_pages if phase is Phase.FREE else 0 for phase in Phase]
         self._blocks: dict[PageId, _Block] = {}  # of SEALED and CACHED pages
 
-    def match(self, hashes: Sequence[BlockHash], *, exact: bool) -> list[PageId]:
+    def match(self, hashes: Sequence[BlockHash], *, exact: bool, counted: bool = True) -> list[PageId]:
         """Longest held prefix of a chain, with one reference taken on each of its pages (SEALED).
 
         Args:
             hashes: Chain of a prompt, first block first.
             exact: Stop at the first block that encoder replay has tainted.
+            counted: Whether the metrics count hits and misses; not if the same prompt is looked up again.
 
         Returns:
             Pages in the order of ``hashes``; the caller releases each once.
@@ -75,7 +76,8 @@ class BlockManager:
                     break
                 self._hit(page)
                 pages.append(page)
-        self._metrics.matched(hits=len(pages), misses=len(hashes) - len(pages))
+        if counted:
+            self._metrics.matched(hits=len(pages), misses=len(hashes) - len(pages))
         return pages
 
     def peek(self, hashes: Sequence[BlockHash]) -> int:

@@ -146,26 +146,30 @@ class Preparer:
     async def _bring_up(self, store: Store, request: RunningRequest, prepared: Prepared) -> None:
         """Pages that are needed stay referenced until all of it is here."""
         hashes = request.hashes[: hittable_blocks(self._runner, request)]
-        pages = self._runner.blocks.match(hashes, exact=request.exact)
+        pages = self._runner.blocks.match(hashes, exact=request.exact, counted=False)
         try:
             held = len(pages)
             owner = CacheOwner(tenant_label(request.tenant_key), self._runner.names.root)
-            runs = await self._locate(store, request, hashes)
             speeds = self._speeds.speeds()
-            count = self._worth_fetching(request, held, runs, speeds)
-            located = sum(blocks for _, blocks in runs)
-            if located < held:
-                self._offloader.offer_pages(request, pages, located)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._fetch(store, request, owner, pages, count, speeds, prepared))
-                both.create_task(self._fetch_tail(store, request, owner, held + count, speeds, prepared))
+            if held == len(hashes):  # what the store has of it matters for the next prompt only
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._fetch_tail(store, request, owner, held, speeds, prepared))
+                    runs = await self._locate(store, request, hashes)
+            else:
+                runs = await self._locate(store, request, hashes)
+                count = self._worth_fetching(request, held, runs or [], speeds)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._fetch_tail(store, request, owner, held + count, speeds, prepared))
+                    await self._fetch(store, request, owner, pages, count, speeds, prepared)
+            if runs is not None and (located := sum(blocks for _, blocks in runs)) < held:
+                self._offloader.offer_pages(request, pages[:held], located)
         finally:
             self._runner.blocks.release(pages)
 
     async def _locate(
         self, store: Store, request: RunningRequest, hashes: list[BlockHash]
-    ) -> list[tuple[str, int]]:
-        """Where the chain lies, from its beginning on: (tier, blocks)."""
+    ) -> list[tuple[str, int]] | None:
+        """Where the chain lies, from its beginning on: (tier, blocks); None if nobody says so."""
         if not hashes:
             return []
         began = self._runner.clock.monotonic()
@@ -175,7 +179,7 @@ class Preparer:
             )
         except ServiceError as error:
             self._link.failed(store, error)
-            return []
+            return None
         self._speeds.waited(self._runner.clock.monotonic() - began)
         return [(run.tier.value, run.blocks) for run in runs]
 
