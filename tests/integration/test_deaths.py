@@ -21,8 +21,7 @@ from epdserve.services.types import PrefillJob, PrefillResult, token_ids
 from support.engine import BLOCK_TOKENS, TENANT, Reference, greedy, prompt
 from support.golden import TINY, tiny
 from support.mortal import Doom, Mortals
-from support.pools import DECODE, PREFILL, TOKEN, Pools, engine_table, pools
-from support.store import STORE
+from support.pools import DECODE, PREFILL, STORE, TOKEN, Pools, engine_table, pools
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 

@@ -11,8 +11,7 @@ from epdserve.services.policy.fetching import UNKNOWN, Speeds
 from epdserve.services.types import PrefillResult, TokenSources
 from support.engine import Reference, greedy, greedy_reference, prompt
 from support.golden import TINY, tiny
-from support.pools import DECODE, PREFILL, Pools, engine_table, pools
-from support.store import STORE
+from support.pools import DECODE, PREFILL, STORE, Pools, engine_table, pools
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 

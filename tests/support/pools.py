@@ -40,6 +40,7 @@ from support.valkey import url_of, valkey_server
 
 TOKEN = "a-cluster-token-of-tests"
 PREFILL, DECODE = "epdserve.services.prefill.service", "epdserve.services.decode.service"
+STORE = "epdserve.services.store.service"
 CALL_S = 20.0
 START_S = 60.0
 
