@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from epdserve.services.errors import STATUS, Internal, ServiceError
+from epdserve.services.image_types import PlacedImage as PlacedImage
 from epdserve.services.receipts import DecodeReceipt as DecodeReceipt
 from epdserve.services.receipts import TokenSources as TokenSources
 from epdserve.services.sampling import MAX_TOP_LOGPROBS, Grammar, PromptLogprobs, TokenLogprob
@@ -118,6 +119,14 @@ def _equal(left: object, right: object) -> bool:
     return left == right
 
 
+def _check_images(images: Iterable[PlacedImage], tokens: int) -> None:
+    end = 0
+    for image in images:
+        if image.first_token < end or image.end > tokens:
+            raise ValueError(f"images overlap, or reach beyond {tokens} tokens")
+        end = image.end
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillJob(_ByValue):
     """Fill KV for a prompt.
@@ -131,6 +140,7 @@ class PrefillJob(_ByValue):
         prompt_logprobs: Alternatives told with each prompt token's log-probability; None = nothing is told. Such a
             job must be ``exact``: every row is run.
         tail_at: Where the next turn's prompt is likely to leave this one: a tail is kept there.
+        images: In order of their places.
     """
 
     request_id: str
@@ -141,9 +151,11 @@ class PrefillJob(_ByValue):
     readers: int = 1
     prompt_logprobs: int | None = None
     tail_at: int | None = None
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
+        _check_images(self.images, len(self.tokens))
         if self.tail_at is not None and not 0 < self.tail_at < len(self.tokens):
             raise ValueError(f"tail_at={self.tail_at} in a prompt of {len(self.tokens)} tokens")
         if not 1 <= self.readers <= MAX_READERS:
@@ -193,6 +205,7 @@ class DecodeJob(_ByValue):
         grammar: What the output must look like; its state is rebuilt from ``emitted``.
         timeout_s: From the job's arrival to the end of its output; None = no end.
         keep_tail: The next turn is likely to begin with all of this one: a tail is kept where it ends.
+        images: Of the prompt, in order of their places.
     """
 
     request_id: str
@@ -206,9 +219,11 @@ class DecodeJob(_ByValue):
     grammar: Grammar | None = None
     timeout_s: float | None = None
     keep_tail: bool = True
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
+        _check_images(self.images, len(self.tokens))
         object.__setattr__(self, "emitted", token_ids(self.emitted))
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
@@ -310,6 +325,7 @@ class WorkerInfo:
         running: Requests in the step loop.
         step_age_s: Age of the running step, 0 between steps.
         machine: Workers of one machine use its store; filled in by whoever sends the heartbeat.
+        encodes: Embeds images, whatever its role.
     """
 
     worker: str
@@ -329,6 +345,7 @@ class WorkerInfo:
     wire_version: int
     model_name: str
     machine: str = ""
+    encodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

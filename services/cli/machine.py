@@ -33,6 +33,7 @@ READY_TIMEOUT_S = 60.0
 WATCH_S = 0.25
 PREFILL_MODULE = "epdserve.services.prefill.service"
 DECODE_MODULE = "epdserve.services.decode.service"
+ENCODE_MODULE = "epdserve.services.encode.service"
 STORE_MODULE = "epdserve.services.store.service"
 
 
@@ -168,6 +169,8 @@ class Machine:
             ("prefill", PREFILL_MODULE, settings.prefill, settings.machine.prefill_workers),
             ("decode", DECODE_MODULE, settings.decode, settings.machine.decode_workers),
         ]
+        if settings.machine.encode_workers:
+            wanted.append(("encode", ENCODE_MODULE, settings.encode, settings.machine.encode_workers))
         if settings.machine.store:
             wanted.append(("store", STORE_MODULE, self._store_settings(), 1))
         self._say("workers: " + ", ".join(f"{count} {role}" for role, _, _, count in wanted))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.config import ConfigError, parse_config
 from epdserve.services.decode.config import DecodeSettings
+from epdserve.services.encode.config import EncodeSettings
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.prefill.config import PrefillSettings
 from epdserve.services.router.config import RouterConfig
@@ -30,6 +31,7 @@ FILLED_IN = {
     "prefill.engine": ("model_dir",),
     "decode.engine": ("model_dir",),
     "store": ("model_dir",),
+    "encode": ("model_dir",),
 }
 
 # What the router must see as the pool does: its key and the pool's.
@@ -49,6 +51,7 @@ class MachineConfig(BaseModel):
 
     Attributes:
         model_dir: Checkpoint; ``--model`` wins. The demo model is written to ``.demo-model`` if neither is given.
+        encode_workers: Without any, prefill workers embed images themselves.
         store: Whether this machine has one.
         ssd_bytes: Of the SSD tier below the state folder, where ``[store.ssd]`` names no directories; 0 is none.
     """
@@ -58,6 +61,7 @@ class MachineConfig(BaseModel):
     model_dir: Path | None = None
     prefill_workers: int = Field(1, ge=1, le=64)
     decode_workers: int = Field(1, ge=1, le=64)
+    encode_workers: int = Field(0, ge=0, le=64)
     store: bool = True
     ssd_bytes: int = Field(256 * 2**20, ge=0)
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
@@ -74,6 +78,7 @@ class UpSettings(BaseModel):
     prefill: PrefillSettings
     decode: DecodeSettings
     store: StoreSettings
+    encode: EncodeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,8 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
     for key in ALIKE:
         if key in engine:
             store.setdefault(key, engine[key])  # said once for the workers, it need not be said again
+    images = _section(filled, "prefill.images", source)
+    images.setdefault("mode", "pool" if filled["machine"].get("encode_workers") else "local")
     if port is not None:
         router["port"] = port
     settings = _parse(filled, UpSettings, source)

@@ -10,7 +10,7 @@ from epdserve.services.decode.grammar import Constraint
 from epdserve.services.decode.preemption import Swapped
 from epdserve.services.decode.tally import TokenTally
 from epdserve.services.engine.preparing import Prepared
-from epdserve.services.engine.requests import RunningRequest
+from epdserve.services.engine.requests import RequestImage, RunningRequest
 from epdserve.services.types import (
     DecodeJob,
     DecodeReceipt,
@@ -95,6 +95,7 @@ class DecodeTask:
             exact=job.exact,
             span=_PULLED,
             resumed=len(job.emitted) > 0,
+            images=tuple(map(RequestImage, job.images)),
         )
         stop_ids = set(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:

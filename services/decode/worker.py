@@ -23,6 +23,7 @@ from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    LeaseLost,
     Overloaded,
     ServiceError,
     Unavailable,
@@ -174,6 +175,8 @@ class DecodeWorker:
         began = self._runner.clock.monotonic()
         self._end_some(began)
         change = self._admission.rearrange()
+        if self._fail_blind(change.ready):
+            return True
         ready = [task for task in change.ready if not task.waits_for_grammar]
         fresh = [task for task in ready if task.exit_D is not None]
         work = self._rows([task for task in ready if task.exit_D is None])
@@ -191,6 +194,17 @@ class DecodeWorker:
         self._count(work, len(drawing))
         self._metrics.step_seconds.observe(self._runner.clock.monotonic() - began)
         return True
+
+    def _fail_blind(self, tasks: Sequence[DecodeTask]) -> bool:
+        """End requests that would compute rows of an image here: only a prefill worker gets its embeddings.
+
+        The router takes it for a lost lease and has the prompt prefilled again.
+        """
+        blind = [task for task in tasks if task.request.images and task.request.blind_images]
+        message = "the KV of an image is not here any more"
+        if blind:
+            self._publish([self._fail(task, LeaseLost(message, worker=self._worker)) for task in blind])
+        return bool(blind)
 
     def _end_some(self, now: float) -> None:
         """End what waits no longer, and what its grammar ends before the first draw."""

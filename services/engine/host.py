@@ -1,7 +1,7 @@
 """What both kinds of workers stand on in their process: model, pools, transfer, metrics, facts for heartbeats."""
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import TransferUnavailable
 from epdserve.kvstore.metrics import BlockMetrics, SlotMetrics, TransferMetrics
 from epdserve.kvstore.transfer.nixl import NixlTransfer
+from epdserve.kvstore.types import MemoryRegion
 from epdserve.model.backbone import Backbone
 from epdserve.model.errors import ModelError
 from epdserve.services.engine.config import EngineSettings
@@ -46,8 +47,14 @@ class EngineHost:
         seat: Seat,
         *,
         clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+        regions: Sequence[MemoryRegion] = (),
     ) -> None:
         """Load the model and take the memory; takes as long as the weights are big.
+
+        Args:
+            registry: Of the process's metrics, if there is one already.
+            regions: Memory of the role's own that transfers may use.
 
         Raises:
             Unavailable: The model directory, the transport or the metrics port cannot be used.
@@ -55,19 +62,19 @@ class EngineHost:
         torch.set_num_threads(settings.threads)
         self.settings, self.seat = settings, seat
         self.clock: Clock = clock or SystemClock()
-        self.registry: CollectorRegistry = new_registry()
+        self.registry: CollectorRegistry = registry or new_registry()
         self.metrics = EngineMetrics(self.registry)
         block_metrics, transfer_metrics = BlockMetrics(self.registry), TransferMetrics(self.registry)
         self.runner = _open_runner(settings, self.clock, block_metrics)
         block_metrics.watch(self.runner.blocks, page_bytes=self.runner.layout.page_bytes)
-        slot_metrics = SlotMetrics(self.registry)
-        slot_metrics.watch("state", self.runner.state_slots.counts)
-        slot_metrics.watch("staging", self.runner.staging_slots.counts)
+        self.slot_metrics = SlotMetrics(self.registry)
+        self.slot_metrics.watch("state", self.runner.state_slots.counts)
+        self.slot_metrics.watch("staging", self.runner.staging_slots.counts)
         try:
             self.transfer = NixlTransfer(
                 seat.worker, loopback_only=_is_loopback(seat.host), metrics=transfer_metrics
             )
-            for region in self.runner.regions():
+            for region in (*self.runner.regions(), *regions):
                 self.transfer.register(region)
         except TransferUnavailable as error:
             raise Unavailable(str(error)) from error

@@ -170,7 +170,7 @@ class Offloader:
             incarnation=self._incarnation,
             owner=self._owner(key),
             tail=tail,
-            identity=runner.names.tail(tokens, request.hashes, key),
+            identity=runner.tail_name(request, tokens),
             parent=request.hashes[blocks - 1] if blocks else start,
             after_tokens=len(rest),
             rest=rest_digest(rest),

@@ -55,7 +55,7 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
     request is exact, a halo is run instead.
     """
     if not request.hashes:
-        request.hashes = runner.names.chain(request.known, request.tenant_key)
+        request.hashes = runner.chain_of(request)
     hashes = request.hashes[: hittable_blocks(runner, request)]
     needed = -(-request.length // runner.block_tokens)
     if needed - runner.blocks.peek(hashes) > runner.blocks.available():

@@ -129,11 +129,9 @@ class Preparer:
     async def _prepare(self, request: RunningRequest, prepared: Prepared) -> None:
         if not request.hashes:
             if request.length > _IN_THREAD_ABOVE_TOKENS:
-                request.hashes = await asyncio.to_thread(
-                    self._runner.names.chain, request.known, request.tenant_key
-                )
+                request.hashes = await asyncio.to_thread(self._runner.chain_of, request)
             else:
-                request.hashes = self._runner.names.chain(request.known, request.tenant_key)
+                request.hashes = self._runner.chain_of(request)
         if request.every_row or self._link.store() is None:
             return
         began = self._runner.clock.monotonic()

@@ -4,12 +4,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from epdserve.kvstore.hashing import ImageDigest
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import BlockHash, PageId
-from epdserve.model.batch import Outputs, Segment
+from epdserve.model.batch import ImageSpan, Outputs, Segment
 from epdserve.model.replay import PrefillSpan
+from epdserve.services.types import PlacedImage
 
 TokenArray = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class RequestImage:
+    """An image of a prompt; ``embeddings_ND`` (tokens, hidden) once they are here."""
+
+    place: PlacedImage
+    embeddings_ND: torch.Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +40,7 @@ class RunningRequest:
         every_row: Every row is to be run in every layer: no hit is taken, no row is dropped.
         private: Its bytes differ from those held here under the same names, so it seals nothing any more.
         slot: State slot with window rows and open pairs; None while the request has no place in the batch.
+        images: In order of their places.
     """
 
     request_id: str
@@ -47,6 +59,7 @@ class RunningRequest:
     every_row: bool = False
     private: bool = False
     slot: Slot | None = None
+    images: tuple[RequestImage, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.prompt_tokens <= self.length <= len(self.tokens):
@@ -63,6 +76,23 @@ class RunningRequest:
     def remaining_rows(self) -> int:
         """Known tokens that have not been run; while decoding one, the token sampled last."""
         return self.length - self.next_row
+
+    @property
+    def blind_images(self) -> list[RequestImage]:
+        """Images that rows yet to be run belong to and whose embeddings are not here."""
+        return [i for i in self.images if i.embeddings_ND is None and i.place.end > self.next_row]
+
+    @property
+    def ready_rows(self) -> int:
+        """Rows that can be run now: those before the first image whose embeddings are not here."""
+        if not (blind := self.blind_images):
+            return self.remaining_rows
+        return max(0, blind[0].place.first_token - self.next_row)
+
+    @property
+    def image_digests(self) -> list[ImageDigest]:
+        """What the names of blocks take up."""
+        return [ImageDigest(i.place.first_token, i.place.tokens, i.place.digest) for i in self.images]
 
     @property
     def stored_tokens(self) -> int:
@@ -96,4 +126,9 @@ class RunningRequest:
             decoder_floor=self.span.decoder_floor,
             publish_from=self.span.publish_from,
             outputs=outputs,
+            images=[
+                ImageSpan(image.place.first_token, image.embeddings_ND)
+                for image in self.images
+                if image.embeddings_ND is not None
+            ],
         )

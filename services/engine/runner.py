@@ -23,7 +23,7 @@ from epdserve.model.replay import Halo
 from epdserve.model.tail import TailLayout, read_tail, write_tail
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.identity import CacheNames
-from epdserve.services.engine.requests import RunningRequest
+from epdserve.services.engine.requests import RunningRequest, TokenArray
 from epdserve.services.types import TailRef
 
 PAGES: Final = "pages"  # names of the registered regions, the same on every worker
@@ -168,7 +168,15 @@ class Runner:
     def extend_hashes(self, request: RunningRequest, blocks: int) -> None:
         """Make sure that the hashes of the first ``blocks`` blocks are known."""
         if len(request.hashes) < blocks:
-            request.hashes = self.names.chain(request.known, request.tenant_key)
+            request.hashes = self.chain_of(request)
+
+    def chain_of(self, request: RunningRequest) -> list[BlockHash]:
+        """Hash of every full block of a request's known tokens."""
+        return self.names.chain(request.known, request.tenant_key, request.image_digests)
+
+    def tail_name(self, request: RunningRequest, tokens: TokenArray) -> bytes:
+        """Identity of the tail after ``tokens``, the first of a request whose hashes are known so far."""
+        return self.names.tail(tokens, request.hashes, request.tenant_key, request.image_digests)
 
     def seal_next(self, request: RunningRequest, filled: Sequence[Filled]) -> None:
         """Make a request's next complete pages shareable; a page that holds the same block may take its place."""
@@ -220,7 +228,7 @@ class Runner:
             tokens=tokens,
             exit_D=exit_D,
             exact=request.is_exact(request.next_row),
-            identity=self.names.tail(tokens, request.hashes, request.tenant_key),
+            identity=self.tail_name(request, tokens),
         )
 
     def restore_tail(
@@ -250,7 +258,7 @@ class Runner:
             slot=request.slot.index,
             page=self.open_page(request),
             tokens=tokens,
-            identity=self.names.tail(tokens, request.hashes, request.tenant_key),
+            identity=self.tail_name(request, tokens),
             checksum=checksum,
             has_exit=has_exit,
             exact=exact,

@@ -7,9 +7,10 @@ reverse order.
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
+from epdserve.kvstore.types import MemoryRegion
 from epdserve.services.engine.block_feed import BlockFeed
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.host import EngineHost, Load
@@ -20,8 +21,10 @@ from epdserve.services.engine.store_desk import StoreDesk
 from epdserve.services.engine.store_metrics import StoreMetrics
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import Internal
+from epdserve.services.observability.metrics import new_registry
 from epdserve.services.rpc.server import RpcServer
 from epdserve.services.types import BlockUpdate, WorkerDescription, WorkerInfo, WorkerState
+from prometheus_client import CollectorRegistry
 
 STOP_S: Final = 10.0
 _FLUSH_S: Final = 2.0  # for what was sealed last to reach the store
@@ -60,6 +63,14 @@ class EngineService(ABC):
     @abstractmethod
     def _tell_crash(self, error: Internal) -> None:
         """Tell whoever waits for this worker, in the loop's thread; free nothing, as the books may be wrong."""
+
+    def _own_memory(self, registry: CollectorRegistry) -> Sequence[MemoryRegion]:
+        """Take what memory for transfers the role needs beside the engine's; in a thread, before anything else.
+
+        Raises:
+            Unavailable: It cannot be had.
+        """
+        return ()
 
     def _is_read(self) -> bool:
         """Whether a peer may be reading from here; its pages are then held with reason."""
@@ -112,7 +123,7 @@ class EngineService(ABC):
 
     async def _open(self, exits: contextlib.AsyncExitStack) -> None:
         seat = self._seat
-        self._host = host = await asyncio.to_thread(EngineHost, self._engine, seat)
+        self._host = host = await asyncio.to_thread(self._open_host)
         exits.push_async_callback(asyncio.to_thread, host.close)
         self._transfers = TransferThread(
             host.transfer, clock=host.clock, serves=lambda: self._is_read() or self._desk.busy
@@ -143,6 +154,11 @@ class EngineService(ABC):
         self._watch_metrics()
         self._server = await self._serve()
         exits.push_async_callback(self._server.stop, grace_s=1.0)
+
+    def _open_host(self) -> EngineHost:
+        registry = new_registry()
+        regions = self._own_memory(registry)
+        return EngineHost(self._engine, self._seat, registry=registry, regions=regions)
 
     def _watch_metrics(self) -> None:
         def idle() -> bool:

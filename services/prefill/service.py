@@ -2,25 +2,40 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from epdserve.kvstore.clock import SystemClock
 from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.metrics import LeaseMetrics
-from epdserve.kvstore.types import LeaseId
+from epdserve.kvstore.types import LeaseId, MemoryRegion
+from epdserve.model.config import ModelConfig
+from epdserve.model.errors import ModelError
 from epdserve.services.config import parse_config
+from epdserve.services.engine.image_config import ImageMode
 from epdserve.services.engine.seat import Seat
 from epdserve.services.engine.service import STOP_S, EngineService
 from epdserve.services.errors import DeadlineExceeded, Draining, Internal, Unavailable
 from epdserve.services.pool.view import open_view
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.prefill.config import PrefillSettings
+from epdserve.services.prefill.images import ImageDesk, ImageMemory
 from epdserve.services.prefill.task import PrefillTask
 from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.rpc.encode_servicer import add_encode
 from epdserve.services.rpc.server import RpcServer, serve_prefill
-from epdserve.services.types import PrefillJob, PrefillResult, WorkerInfo, WorkerRole, WorkerState
+from epdserve.services.types import (
+    PrefillJob,
+    PrefillResult,
+    WorkerDescription,
+    WorkerInfo,
+    WorkerRole,
+    WorkerState,
+)
+from prometheus_client import CollectorRegistry
 
 _DRAIN_POLL_S = 0.02
 _FIRST_VIEW_S = 1.0
@@ -44,6 +59,8 @@ class PrefillService(EngineService):
         super().__init__(seat, role.engine)
         self._pool, self._role = settings.pool, role
         self._tasks: dict[str, PrefillTask] = {}
+        self._image_memory: ImageMemory | None = None
+        self._images: ImageDesk | None = None
 
     # -- calls ----------------------------------------------------------------------------------------------
 
@@ -105,15 +122,34 @@ class PrefillService(EngineService):
 
     # -- life -----------------------------------------------------------------------------------------------
 
+    def info(self) -> WorkerInfo:
+        """See ``EngineService.info``."""
+        encodes = self._images is not None and self._images.encoding is not None
+        return replace(super().info(), encodes=encodes)
+
+    def _own_memory(self, registry: CollectorRegistry) -> Sequence[MemoryRegion]:
+        if self._role.images.mode is ImageMode.OFF:
+            return ()
+        try:
+            config = ModelConfig.from_directory(self._role.engine.model_dir)
+        except ModelError as error:
+            raise Unavailable(f"model {self._role.engine.model_dir}: {error}") from error
+        if config.vision is None:
+            return ()
+        self._image_memory = ImageMemory(self._role, config, SystemClock(), registry)
+        return (self._image_memory.region,)
+
     async def _open_cluster(self, exits: contextlib.AsyncExitStack) -> Callable[[], WorkerInfo | None]:
-        view = await exits.enter_async_context(open_view(self._pool, wait_s=_FIRST_VIEW_S))
+        self._view = view = await exits.enter_async_context(open_view(self._pool, wait_s=_FIRST_VIEW_S))
         return lambda: view.store_of(self._pool.machine_name)
 
     async def _open_worker(self, exits: contextlib.AsyncExitStack) -> PrefillWorker:
         host, lease_metrics = self._host, LeaseMetrics(self._host.registry)
         self._leases = leases = LeaseTable(host.clock, metrics=lease_metrics)
         lease_metrics.watch(lambda: leases.counts().held)
-        return PrefillWorker(
+        if self._image_memory is not None:
+            self._images = self._open_images(self._image_memory)
+        worker = PrefillWorker(
             host.runner,
             self._role.engine,
             leases,
@@ -122,7 +158,25 @@ class PrefillService(EngineService):
             lease_ttl_s=self._role.lease_ttl_s,
             offloader=self._desk.offloader,
             speeds=self._desk.speeds,
+            images=self._images,
             metrics=host.metrics,
+        )
+        if self._images is not None:
+            self._images.start(worker, exits)
+        return worker
+
+    def _open_images(self, memory: ImageMemory) -> ImageDesk:
+        self._host.slot_metrics.watch("embeddings", memory.pool.counts)
+        return ImageDesk(
+            memory,
+            self._transfers,
+            self._loop,
+            self._leases,
+            self._view.get,
+            lambda: WorkerDescription(self.info(), self._host.endpoint),
+            seat=self._seat,
+            clock=self._host.clock,
+            registry=self._host.registry,
         )
 
     def _is_read(self) -> bool:
@@ -130,7 +184,9 @@ class PrefillService(EngineService):
 
     async def _serve(self) -> RpcServer:
         seat = self._seat
-        return await serve_prefill(self, token=seat.cluster_token, address=f"{seat.host}:0")
+        images = self._images
+        beside = partial(add_encode, images) if images is not None and images.encoding is not None else None
+        return await serve_prefill(self, token=seat.cluster_token, address=f"{seat.host}:0", beside=beside)
 
     async def _drain(self, drain_s: float) -> None:
         """Let what runs end and be pulled, then fail the rest."""

@@ -6,6 +6,7 @@ fill. At the end pages and tail are put under a lease, and the state slot is fre
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,18 +20,28 @@ from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.offload import Offloader
 from epdserve.services.engine.onboard import onboard
 from epdserve.services.engine.preparing import Prepared, sources_of
-from epdserve.services.engine.requests import RunningRequest
+from epdserve.services.engine.requests import RequestImage, RunningRequest, TokenArray
 from epdserve.services.engine.runner import Runner
 from epdserve.services.engine.speeds import SpeedMeter
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.engine.waiting import WaitingQueue
-from epdserve.services.errors import Cancelled, Overloaded, ServiceError
+from epdserve.services.errors import Cancelled, InvalidRequest, Overloaded, ServiceError
 from epdserve.services.prefill.promise import Promise
 from epdserve.services.prefill.scoring import PromptScorer
 from epdserve.services.prefill.task import PrefillTask, outputs_of
 from epdserve.services.types import BlockRef, KVHandle, PrefillJob, PrefillResult, TailRef
 
 _NOT_STARTED = PrefillSpan(first_row=0, publish_from=0, encoder_floor=0, decoder_from=0, decoder_floor=0)
+
+
+class ImageWants(Protocol):
+    """What the worker asks of whoever fetches embeddings."""
+
+    def want(self, task: PrefillTask) -> None:
+        """Fetch what a prompt that has just got its place needs; ``arrived`` or ``image_failed`` follow."""
+
+    def forget(self, task: PrefillTask) -> None:
+        """The prompt has ended."""
 
 
 class PrefillWorker:
@@ -42,6 +53,7 @@ class PrefillWorker:
         lease_ttl_s: How long a handle is good for.
         offloader: Takes tails, and word of blocks that were hit here; None without a store.
         speeds: Told how fast prompts are computed.
+        images: Fetches embeddings; None if no images are taken.
     """
 
     def __init__(
@@ -55,12 +67,13 @@ class PrefillWorker:
         lease_ttl_s: float,
         offloader: Offloader | None = None,
         speeds: SpeedMeter | None = None,
+        images: ImageWants | None = None,
         metrics: EngineMetrics | None = None,
     ) -> None:
         self._runner, self._settings, self._leases = runner, settings, leases
         self._worker, self._incarnation, self._lease_ttl_s = worker, incarnation, lease_ttl_s
         self._metrics = metrics or EngineMetrics.unregistered()
-        self._offloader = offloader
+        self._offloader, self._images = offloader, images
         self._speeds = speeds or SpeedMeter(runner.clock)
         self._limits = RequestLimits.of(runner, settings)
         self._waiting = WaitingQueue[PrefillTask](max_overtakes=settings.max_overtakes)
@@ -121,11 +134,33 @@ class PrefillWorker:
             exact=job.exact,
             span=_NOT_STARTED,
             every_row=job.prompt_logprobs is not None,
+            images=self._images_of(job, tokens),
         )
         scorer = None
         if job.prompt_logprobs is not None:
             scorer = PromptScorer(self._runner.backbone, job.tokens, job.prompt_logprobs)
         return PrefillTask(request, self._runner.clock.monotonic(), job.readers, scorer, job.tail_at)
+
+    def arrived(self, task: PrefillTask, image: RequestImage, embeddings_ND: torch.Tensor) -> None:
+        """Let the rows of an image run."""
+        if task in self._active:
+            image.embeddings_ND = embeddings_ND
+
+    def image_failed(self, task: PrefillTask, error: ServiceError) -> None:
+        """End a prompt one of whose images cannot be had."""
+        if task in self._active:
+            self._active.remove(task)
+            self._end(task, error)
+            self._count_queued()
+
+    def _images_of(self, job: PrefillJob, tokens: TokenArray) -> tuple[RequestImage, ...]:
+        if job.images and self._images is None:
+            raise InvalidRequest("this worker takes no images", param="messages")
+        image_token = self._runner.backbone.config.image_token_id
+        for place in job.images:
+            if (tokens[place.first_token : place.end] != image_token).any():
+                raise InvalidRequest("an image stands where the prompt has text", param="messages")
+        return tuple(RequestImage(place) for place in job.images)
 
     def enqueue(self, task: PrefillTask) -> None:
         """Take a task into the queue, or refuse it through its future."""
@@ -173,10 +208,11 @@ class PrefillWorker:
         if not self._active:
             return False
         began = self._runner.clock.monotonic()
-        shares = share_budget(
-            [task.request.remaining_rows for task in self._active], budget=self._settings.chunk_tokens
-        )
-        working = [(task, rows) for task, rows in zip(self._active, shares, strict=True) if rows]
+        ready = [(task, rows) for task in self._active if (rows := task.request.ready_rows)]
+        if not ready:
+            return False  # every prompt waits for an image
+        shares = share_budget([rows for _, rows in ready], budget=self._settings.chunk_tokens)
+        working = [(task, rows) for (task, _), rows in zip(ready, shares, strict=True) if rows]
         parts = [task.part(rows) for task, rows in working]
         exits = self._runner.run(parts).split([outputs_of(part) for part in parts])
         for (task, _), part, exit_RD in zip(working, parts, exits, strict=True):
@@ -208,6 +244,8 @@ class PrefillWorker:
             task.staging = None
             return False
         self._drop_tail(task)
+        if self._images is not None and request.images:
+            self._images.want(task)
         task.sources = sources_of(runner, request, task.prepared)
         task.started_at = runner.clock.monotonic()
         self._metrics.stage_seconds.labels(stage="queue").observe(task.started_at - task.queued_at)
@@ -293,6 +331,8 @@ class PrefillWorker:
 
     def _end(self, task: PrefillTask, error: ServiceError) -> None:
         """Free what a task holds and tell its caller, if there still is one."""
+        if self._images is not None and task.request.images:
+            self._images.forget(task)
         self._runner.release(task.request)
         self._drop_tail(task)
         if task.staging is not None:

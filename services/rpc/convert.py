@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.rpc.convert_encode import placed_from_pb, placed_to_pb
 from epdserve.services.rpc.convert_sampling import (
     grammar_from_pb,
     grammar_to_pb,
@@ -137,6 +138,7 @@ def prefill_job_to_pb(job: PrefillJob) -> prefill_pb2.PrefillJob:
         readers=job.readers,
         prompt_logprobs=job.prompt_logprobs,
         tail_at=job.tail_at,
+        images=placed_to_pb(job.images),
     )
 
 
@@ -152,6 +154,7 @@ def prefill_job_from_pb(pb: prefill_pb2.PrefillJob) -> PrefillJob:
             pb.readers or 1,
             pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
             pb.tail_at if pb.HasField("tail_at") else None,
+            placed_from_pb(pb.images),
         )
 
 
@@ -203,6 +206,7 @@ def decode_job_to_pb(job: DecodeJob) -> decode_pb2.DecodeJob:
         grammar=None if job.grammar is None else grammar_to_pb(job.grammar),
         timeout_s=job.timeout_s,
         forget_tail=not job.keep_tail,
+        images=placed_to_pb(job.images),
     )
 
 
@@ -221,6 +225,7 @@ def decode_job_from_pb(pb: decode_pb2.DecodeJob) -> DecodeJob:
             grammar=grammar_from_pb(pb.grammar) if pb.HasField("grammar") else None,
             timeout_s=pb.timeout_s if pb.HasField("timeout_s") else None,
             keep_tail=not pb.forget_tail,
+            images=placed_from_pb(pb.images),
         )
 
 

@@ -45,6 +45,7 @@ def info_to_pb(info: WorkerInfo) -> common_pb2.WorkerRecord:
         wire_version=info.wire_version,
         model_name=info.model_name,
         machine=info.machine,
+        encodes=info.encodes,
     )
 
 
@@ -71,6 +72,7 @@ def info_from_pb(pb: common_pb2.WorkerRecord) -> WorkerInfo:
         wire_version=pb.wire_version,
         model_name=pb.model_name,
         machine=pb.machine,
+        encodes=pb.encodes,
     )
 
 

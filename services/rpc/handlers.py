@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
+from epdserve.services.image_types import EmbeddingWish, EncodeJob, EncodeResult, LentEmbeddings
 from epdserve.services.store_types import (
     Deleted,
     FetchBatch,
@@ -35,6 +36,26 @@ class WorkerHandler(Protocol):
 
         The iterator is closed (``aclose``) when the caller has gone.
         """
+        ...
+
+
+class EncodeHandler(Protocol):
+    """Whatever embeds images."""
+
+    async def describe(self) -> WorkerDescription:
+        """Facts of the worker and the door to its memory."""
+        ...
+
+    async def encode(self, job: EncodeJob) -> EncodeResult:
+        """Have all images of a job ready."""
+        ...
+
+    async def lend(self, wish: EmbeddingWish, *, deadline_s: float) -> LentEmbeddings:
+        """Lend an image's embeddings, once they are there."""
+        ...
+
+    async def end_loan(self, lease: str, *, incarnation: str) -> bool:
+        """End a lease; whether it still held. A lease of another incarnation never holds."""
         ...
 
 

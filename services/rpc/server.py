@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 from epdserve.services.errors import Unavailable
@@ -16,9 +18,16 @@ from epdserve.services.rpc.channel import SERVER_OPTIONS
 from epdserve.services.rpc.decode_server import DecodeSessions
 from epdserve.services.rpc.handlers import PrefillHandler, WorkerHandler
 from epdserve.services.rpc.pb import decode_pb2_grpc, prefill_pb2_grpc
-from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer, WorkerServicer
+from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer
 
 log = logging.getLogger(__name__)
+
+
+class Watched(Protocol):
+    """A servicer whose streams would never end by themselves."""
+
+    def end_watches(self) -> None:
+        """Cut them off."""
 
 
 class RpcServer:
@@ -32,7 +41,7 @@ class RpcServer:
         self,
         server: grpc.aio.Server,
         address: str,
-        servicer: WorkerServicer,
+        servicer: Watched,
         sessions: DecodeSessions | None = None,
     ) -> None:
         self._server, self._servicer, self._sessions = server, servicer, sessions
@@ -52,13 +61,20 @@ class RpcServer:
         log.info("rpc server stopped", extra={"address": self.address})
 
 
-async def serve_prefill(handler: PrefillHandler, *, token: str, address: str = "127.0.0.1:0") -> RpcServer:
+async def serve_prefill(
+    handler: PrefillHandler,
+    *,
+    token: str,
+    address: str = "127.0.0.1:0",
+    beside: Callable[[grpc.aio.Server], None] | None = None,
+) -> RpcServer:
     """Serve a prefill worker.
 
     Args:
         handler: Does the work.
         token: The cluster token.
         address: ``host:port``; port 0 takes a free one.
+        beside: Adds what else is served there.
 
     Raises:
         Unavailable: The address cannot be bound.
@@ -66,6 +82,8 @@ async def serve_prefill(handler: PrefillHandler, *, token: str, address: str = "
     server = new_server(token)
     servicer = PrefillServicer(handler)
     prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, server)
+    if beside is not None:
+        beside(server)
     return RpcServer(server, await start_server(server, address), servicer)
 
 

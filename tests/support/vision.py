@@ -1,18 +1,25 @@
 """Images, a small vision encoder, and an independent reference of it: loops over plain numbers, from spec/modules 3."""
 
+import hashlib
 import io
 import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from epdserve.model.batch import ImageSpan
 from epdserve.model.config import ModelConfig, VisionConfig
+from epdserve.model.logits import LogitsPlan, LogitsRun
 from epdserve.model.vision.encoder import PatchedImage, VisionEncoder
 from epdserve.model.vision.geometry import fit_image
+from epdserve.model.vision.pixels import ImageLimits, read_pixels
 from epdserve.model.vision.tensors import vision_tensors
 from PIL import Image
-from support.tiny_checkpoint import TINY
+from support.golden import tiny
+from support.tiny_checkpoint import TINY, tiny_tensors, write_shards
 
 Numbers = npt.NDArray[np.float64]
 
@@ -157,3 +164,60 @@ def _align(window: Numbers, w: dict[str, Numbers]) -> Numbers:
 
 def _rms(x: Numbers, weight: Numbers) -> Numbers:
     return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6) * weight
+
+
+def write_vision_model(directory: Path) -> Path:
+    """The tiny language model with a small vision encoder, as a model directory."""
+    document = json.loads((TINY / "config.json").read_bytes())
+    (directory / "config.json").write_text(json.dumps(document | {"vision_config": SMALL}))
+    (directory / "compressed_token_map.json").write_bytes((TINY / "compressed_token_map.json").read_bytes())
+    write_shards(directory, {"model.safetensors": tiny_tensors() | small_tensors(small_config())})
+    return directory
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image file and what stands for it in a prompt of the small model."""
+
+    data: bytes
+    digest: bytes
+    tokens: int
+    embeddings_ND: torch.Tensor
+
+    @staticmethod
+    def of(data: bytes) -> "Shown":
+        """Encoded by itself, rounded as embeddings are when they are handed over."""
+        config = small_config().vision
+        assert config is not None
+        shape, pixels = read_pixels(data, config, ImageLimits())
+        embeddings_ND = small_encoder().encode([PatchedImage(shape, pixels)])[0].to(torch.bfloat16)
+        return Shown(data, hashlib.sha256(data).digest(), shape.tokens, embeddings_ND)
+
+
+def show(*parts: Shown | np.ndarray) -> tuple[np.ndarray, list[tuple[int, Shown]]]:
+    """A prompt of text and images: ids, and where each image begins."""
+    image_token = small_config().image_token_id
+    ids: list[np.ndarray] = []
+    images = []
+    for part in parts:
+        if isinstance(part, Shown):
+            images.append((sum(map(len, ids)), part))
+            ids.append(np.full(part.tokens, image_token))
+        else:
+            ids.append(part)
+    return np.concatenate(ids), images
+
+
+def greedy_with_images(
+    ids: np.ndarray, images: list[tuple[int, Shown]], count: int, *, hit: int = 0
+) -> list[int]:
+    """What one process that holds the whole model answers, after a prefix hit of ``hit`` tokens."""
+    backbone = tiny("f32q")
+    spans = [ImageSpan(at, image.embeddings_ND) for at, image in images]
+    window = backbone.config.text.sliding_window
+    tokens = ids.tolist()
+    for _ in range(count):
+        plan = LogitsPlan(prefill=len(ids), decoder_replay=len(ids) > window, encoder_hit=hit, images=spans)
+        logits_TV = LogitsRun(backbone, np.array(tokens), plan, block_tokens=8).run()
+        tokens.append(int(logits_TV[-1].argmax()))
+    return tokens[len(ids) :]

@@ -214,6 +214,42 @@ class TokenSources(_message.Message):
 Global___TokenSources: _TypeAlias = TokenSources  # noqa: Y015
 
 @_typing.final
+class PlacedImage(_message.Message):
+    """An image in a prompt; its places hold the image token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    first_token: _builtins.int
+    tokens: _builtins.int
+    digest: _builtins.bytes
+    """32 bytes; enters the names of blocks"""
+    encoder: _builtins.str
+    """worker that has its embeddings or is making them; empty: none is needed"""
+    incarnation: _builtins.str
+    """of that worker"""
+    def __init__(
+        self,
+        *,
+        first_token: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        encoder: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "encoder", b"encoder", "first_token", b"first_token", "incarnation", b"incarnation", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedImage: _TypeAlias = PlacedImage  # noqa: Y015
+
+@_typing.final
 class KVHandle(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -272,6 +308,7 @@ class WorkerRecord(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    ENCODES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     role: Global___WorkerRole.ValueType
     incarnation: _builtins.str
@@ -290,6 +327,8 @@ class WorkerRecord(_message.Message):
     model_name: _builtins.str
     machine: _builtins.str
     """whose store it uses; empty from a version that does not tell"""
+    encodes: _builtins.bool
+    """serves Encode, whatever its role"""
     def __init__(
         self,
         *,
@@ -310,10 +349,11 @@ class WorkerRecord(_message.Message):
         wire_version: _builtins.int = ...,
         model_name: _builtins.str = ...,
         machine: _builtins.str = ...,
+        encodes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "encodes", b"encodes", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

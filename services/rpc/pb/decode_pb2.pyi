@@ -175,6 +175,7 @@ class DecodeJob(_message.Message):
     EMITTED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     FORGET_TAIL_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -197,6 +198,10 @@ class DecodeJob(_message.Message):
 
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PlacedImage]:
+        """in order; their embeddings are in the handle's KV"""
+
     def __init__(
         self,
         *,
@@ -209,12 +214,13 @@ class DecodeJob(_message.Message):
         emitted: _builtins.bytes = ...,
         trace: _builtins.str = ...,
         grammar: Global___Grammar | None = ...,
+        images: _abc.Iterable[_common_pb2.PlacedImage] | None = ...,
         forget_tail: _builtins.bool = ...,
         timeout_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "grammar", b"grammar", "handle", b"handle", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "request_id", b"request_id", "sampling", b"sampling", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "images", b"images", "request_id", b"request_id", "sampling", b"sampling", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

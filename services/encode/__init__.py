@@ -1,0 +1,1 @@
+"""Encode workers: images in, embeddings under a lease out."""
