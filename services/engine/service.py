@@ -14,6 +14,7 @@ from epdserve.kvstore.types import MemoryRegion
 from epdserve.services.engine.block_feed import BlockFeed
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.host import EngineHost, Load
+from epdserve.services.engine.lender import PageLender
 from epdserve.services.engine.metrics import EngineWorker
 from epdserve.services.engine.seat import Seat
 from epdserve.services.engine.step_loop import StepLoop
@@ -22,6 +23,7 @@ from epdserve.services.engine.store_metrics import StoreMetrics
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import Internal
 from epdserve.services.observability.metrics import new_registry
+from epdserve.services.rpc.pages import LentPages
 from epdserve.services.rpc.server import RpcServer
 from epdserve.services.types import BlockUpdate, WorkerDescription, WorkerInfo, WorkerState
 from prometheus_client import CollectorRegistry
@@ -121,12 +123,23 @@ class EngineService(ABC):
         """A snapshot of the blocks held, then what changes."""
         return self._feed.watch()
 
+    async def lend_blocks(self, hashes: tuple[bytes, ...], *, exact: bool) -> LentPages:
+        """Lend pages to the store of another machine."""
+        lent = self._lender.lend(hashes, exact=exact)
+        self._transfers.wake()
+        return lent
+
+    async def return_blocks(self, lease: str, *, incarnation: str) -> bool:
+        """Pages that were lent have been read."""
+        return self._lender.end(lease, incarnation=incarnation)
+
     async def _open(self, exits: contextlib.AsyncExitStack) -> None:
         seat = self._seat
         self._host = host = await asyncio.to_thread(self._open_host)
         exits.push_async_callback(asyncio.to_thread, host.close)
+        self._lender = PageLender(host.runner.blocks, host.clock, seat.incarnation)
         self._transfers = TransferThread(
-            host.transfer, clock=host.clock, serves=lambda: self._is_read() or self._desk.busy
+            host.transfer, clock=host.clock, serves=lambda: self._is_read() or self._desk.busy or self._lender.held > 0
         )
         exits.push_async_callback(asyncio.to_thread, self._transfers.stop, timeout_s=STOP_S)
         find_store = await self._open_cluster(exits)
@@ -148,6 +161,8 @@ class EngineService(ABC):
         self._loop.start()
         self._desk.start()
         exits.push_async_callback(self._desk.stop)
+        self._lender.start()
+        exits.push_async_callback(self._lender.stop)
         self._feed = BlockFeed(host.runner.blocks, seat.incarnation)
         self._feed.start()
         exits.push_async_callback(self._feed.stop)
@@ -162,7 +177,7 @@ class EngineService(ABC):
 
     def _watch_metrics(self) -> None:
         def idle() -> bool:
-            return self._worker.idle and not self._is_read() and self._desk.idle
+            return self._worker.idle and not self._is_read() and self._desk.idle and not self._lender.held
 
         self._host.metrics.watch(
             self._worker,

@@ -47,6 +47,16 @@ class WorkerClient:
         self._metadata = token_metadata(token)
         self._channel = open_channel(address)
 
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """For calls of a service that has no client of its own."""
+        return self._channel
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return self._metadata
+
     async def close(self) -> None:
         """End running calls and the connection."""
         async with asyncio.timeout(_CLOSE_S):

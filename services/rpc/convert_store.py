@@ -60,7 +60,7 @@ def hashes_from_bytes(data: bytes) -> tuple[bytes, ...]:
 def offload_to_pb(request: OffloadRequest) -> store_pb2.OffloadRequest:
     """An offer of blocks as a message."""
     blocks = [
-        store_pb2.OffloadBlock(ref=_ref_to_pb(block.ref), parent=block.parent or b"")
+        store_pb2.OffloadBlock(ref=ref_to_pb(block.ref), parent=block.parent or b"")
         for block in request.blocks
     ]
     return store_pb2.OffloadRequest(
@@ -74,9 +74,7 @@ def offload_to_pb(request: OffloadRequest) -> store_pb2.OffloadRequest:
 
 def offload_from_pb(pb: store_pb2.OffloadRequest) -> OffloadRequest:
     """The offer of a message."""
-    blocks = tuple(
-        OffloadBlock(_ref_from_pb(block.ref), _parent_from_pb(block.parent)) for block in pb.blocks
-    )
+    blocks = tuple(OffloadBlock(ref_from_pb(block.ref), _parent_from_pb(block.parent)) for block in pb.blocks)
     return OffloadRequest(pb.worker, pb.incarnation, _owner_from_pb(pb.owner), blocks, pb.running)
 
 
@@ -133,7 +131,7 @@ def fetch_from_pb(pb: store_pb2.FetchRequest) -> FetchRequest:
 def batch_to_pb(batch: FetchBatch) -> store_pb2.FetchBatch:
     """Lent blocks as a message."""
     blocks = [
-        store_pb2.FetchedBlock(ref=_ref_to_pb(block.ref), tier=_TIER_TO_PB[block.tier])
+        store_pb2.FetchedBlock(ref=ref_to_pb(block.ref), tier=_TIER_TO_PB[block.tier])
         for block in batch.blocks
     ]
     return store_pb2.FetchBatch(lease=batch.lease, incarnation=batch.incarnation, blocks=blocks)
@@ -142,8 +140,7 @@ def batch_to_pb(batch: FetchBatch) -> store_pb2.FetchBatch:
 def batch_from_pb(pb: store_pb2.FetchBatch) -> FetchBatch:
     """The lent blocks of a message."""
     blocks = tuple(
-        FetchedBlock(_ref_from_pb(block.ref), _known(_TIER_FROM_PB, block.tier, "tier"))
-        for block in pb.blocks
+        FetchedBlock(ref_from_pb(block.ref), _known(_TIER_FROM_PB, block.tier, "tier")) for block in pb.blocks
     )
     return FetchBatch(pb.lease, pb.incarnation, blocks)
 
@@ -256,7 +253,8 @@ def deleted_from_pb(pb: store_pb2.DeleteReply) -> Deleted:
     return Deleted(pb.host_blocks, pb.ssd_blocks, pb.tails)
 
 
-def _ref_to_pb(ref: BlockRef) -> common_pb2.BlockRef:
+def ref_to_pb(ref: BlockRef) -> common_pb2.BlockRef:
+    """A block's place as a message."""
     return common_pb2.BlockRef(
         page=ref.page,
         generation=ref.generation,
@@ -266,7 +264,8 @@ def _ref_to_pb(ref: BlockRef) -> common_pb2.BlockRef:
     )
 
 
-def _ref_from_pb(pb: common_pb2.BlockRef) -> BlockRef:
+def ref_from_pb(pb: common_pb2.BlockRef) -> BlockRef:
+    """The place of a message."""
     return BlockRef(pb.page, pb.generation, _sixteen("block_hash", pb.block_hash), pb.checksum, pb.exact)
 
 

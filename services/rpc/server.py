@@ -17,6 +17,7 @@ from epdserve.services.rpc.auth import TokenInterceptor
 from epdserve.services.rpc.channel import SERVER_OPTIONS
 from epdserve.services.rpc.decode_server import DecodeSessions
 from epdserve.services.rpc.handlers import PrefillHandler, WorkerHandler
+from epdserve.services.rpc.pages import add_pages
 from epdserve.services.rpc.pb import decode_pb2_grpc, prefill_pb2_grpc
 from epdserve.services.rpc.servicers import DecodeServicer, PrefillServicer
 
@@ -82,6 +83,7 @@ async def serve_prefill(
     server = new_server(token)
     servicer = PrefillServicer(handler)
     prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, server)
+    add_pages(handler, server)
     if beside is not None:
         beside(server)
     return RpcServer(server, await start_server(server, address), servicer)
@@ -97,15 +99,22 @@ async def serve_decode(
     Raises:
         Unavailable: The address cannot be bound.
     """
-    return await serve_servicer(DecodeServicer(handler, sessions), sessions, token=token, address=address)
+    servicer = DecodeServicer(handler, sessions)
+    return await serve_servicer(servicer, sessions, token=token, address=address, handler=handler)
 
 
 async def serve_servicer(
-    servicer: DecodeServicer, sessions: DecodeSessions, *, token: str, address: str
+    servicer: DecodeServicer,
+    sessions: DecodeSessions,
+    *,
+    token: str,
+    address: str,
+    handler: WorkerHandler | None = None,
 ) -> RpcServer:
     """``serve_decode`` with a servicer of the caller's own."""
     server = new_server(token)
     decode_pb2_grpc.add_DecodeServicer_to_server(servicer, server)
+    add_pages(handler, server)
     bound = await start_server(server, address)
     sessions.start()
     return RpcServer(server, bound, servicer, sessions)

@@ -1,4 +1,4 @@
-"""What the stores of other machines hold: a block index that their events feed.
+"""What other machines hold, in stores and in workers' pages: a block index that their events feed.
 
 The registry says who is there. Each neighbour has a task that watches its blocks; a snapshot comes with every
 connection, so whatever was missed is made good. What is found here is a hint.
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash
@@ -22,11 +23,13 @@ from epdserve.services.types import BlockUpdate, WorkerInfo, WorkerRole
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
+_HOLDERS: Final = (WorkerRole.STORE, WorkerRole.PREFILL, WorkerRole.DECODE)
 
 
 @dataclass(slots=True, eq=False)
 class _Watch:
     incarnation: str
+    role: WorkerRole
     task: asyncio.Task[None]
 
 
@@ -36,6 +39,7 @@ class Holder:
 
     worker: str
     incarnation: str
+    role: WorkerRole
     blocks: int
 
 
@@ -74,7 +78,7 @@ class Neighbours:
 
     @property
     def watched(self) -> int:
-        """Neighbours whose blocks are followed."""
+        """Stores and workers whose blocks are followed."""
         return len(self._watches)
 
     def known_blocks(self) -> int:
@@ -82,14 +86,14 @@ class Neighbours:
         return self._index.counts().hashes
 
     def holders(self, hashes: Sequence[BlockHash]) -> list[Holder]:
-        """Who holds a chain from its beginning on, the longest part first, ties by name."""
+        """Who holds a chain from its beginning on, the longest part first; stores before workers, ties by name."""
         lengths = self._index.longest_prefix(hashes)
         found = [
-            Holder(worker, self._watches[worker].incarnation, blocks)
+            Holder(worker, watch.incarnation, watch.role, blocks)
             for worker, blocks in lengths.items()
-            if worker in self._watches
+            if (watch := self._watches.get(worker)) is not None
         ]
-        return sorted(found, key=lambda holder: (-holder.blocks, holder.worker))
+        return sorted(found, key=lambda one: (-one.blocks, one.role is not WorkerRole.STORE, one.worker))
 
     async def _follow(self) -> None:
         while True:
@@ -98,7 +102,7 @@ class Neighbours:
 
     def look(self) -> None:
         """Watch who has come, forget who has gone."""
-        present = {info.worker: info for info in self._view.workers(WorkerRole.STORE) if self._wanted(info)}
+        present = {info.worker: info for info in self._view.workers() if self._wanted(info)}
         for worker, watch in list(self._watches.items()):
             info = present.get(worker)
             if info is None or info.incarnation != watch.incarnation:
@@ -108,10 +112,10 @@ class Neighbours:
         for worker, info in present.items():
             if worker not in self._watches:
                 task = asyncio.create_task(self._watch(info), name=f"watch {worker}")
-                self._watches[worker] = _Watch(info.incarnation, task)
+                self._watches[worker] = _Watch(info.incarnation, info.role, task)
 
     def _wanted(self, info: WorkerInfo) -> bool:
-        return info.machine != self._machine and info.worker != self._worker
+        return info.role in _HOLDERS and info.machine != self._machine and info.worker != self._worker
 
     async def _watch(self, info: WorkerInfo) -> None:
         updates = watch_blocks(info.address, role=info.role, token=self._token)

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Final
 
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.clock import Clock
@@ -21,6 +20,7 @@ from epdserve.kvstore.types import BlockHash, BlockOwner, Endpoint
 from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.store.config import StoreSettings
+from epdserve.services.store.lenders import PAGES
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.peers import PeerBook
@@ -28,8 +28,6 @@ from epdserve.services.store.pulls import Puller
 from epdserve.services.store.saver import Saver
 from epdserve.services.store.tasks import Tasks
 from epdserve.services.store_types import BLOCKS, OffloadBlock, OffloadRequest, OffloadResult
-
-PAGES: Final = "pages"  # region of a worker's blocks, the same on every worker
 
 
 class Offloads:

@@ -1,4 +1,4 @@
-"""Blocks that another machine's store holds, brought into this one's memory."""
+"""Blocks that another machine holds, in its store or in a worker's pages, brought into this one's memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import ServiceError
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.store.deletions import Deletions
+from epdserve.services.store.lenders import Lender, PagesLender, StoreLender
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.neighbours import Holder, Neighbours
 from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.pulls import Puller
-from epdserve.services.store_types import BLOCKS, CacheOwner, FetchBatch, FetchedBlock, FetchRequest
+from epdserve.services.store_types import BLOCKS, CacheOwner, FetchRequest
+from epdserve.services.types import BlockRef
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class PeerBlocks:
         )
         try:
             async with asyncio.timeout(self._deadline_s):
-                store = await self._book.store(
+                client = await self._book.client(
                     holder.worker, incarnation=holder.incarnation, deadline_s=self._deadline_s
                 )
                 endpoint = await self._book.endpoint(
@@ -87,27 +89,31 @@ class PeerBlocks:
         except (ServiceError, TimeoutError):
             self._count("unreached", len(wish.hashes))
             return []
-        return await self._pull(store, endpoint, wish)
+        lender = (
+            StoreLender(client, deadline_s=self._deadline_s)
+            if isinstance(client, StoreClient)
+            else PagesLender(client, deadline_s=self._deadline_s)
+        )
+        return await self._pull(lender, endpoint, wish)
 
-    async def _pull(self, store: StoreClient, endpoint: Endpoint, wish: FetchRequest) -> list[PinnedBlock]:
+    async def _pull(self, lender: Lender, endpoint: Endpoint, wish: FetchRequest) -> list[PinnedBlock]:
         spare = self._reserve(len(wish.hashes))
         if not spare:
             self._count("no_room", len(wish.hashes))
             return []
         wish = replace(wish, hashes=wish.hashes[: len(spare)])
         filled: list[Filled] = []
-        lease, incarnation, error = "", "", "missing"
+        error = "missing"
         try:
-            async with aclosing(store.fetch(wish, deadline_s=self._deadline_s)) as batches:
-                async for batch in batches:
-                    lease, incarnation = batch.lease, batch.incarnation
-                    error = await self._read(endpoint, wish, batch, spare, filled)
+            async with aclosing(lender.batches(wish)) as batches:
+                async for refs in batches:
+                    error = await self._read((lender.region, endpoint), wish, refs, spare, filled)
                     if error:
                         break
         except ServiceError:
             error = "unreached"
         _each(self._memory.cache.abort, spare)
-        if lease and not await self._end(store, lease, incarnation):
+        if not await lender.end():
             _each(self._memory.cache.abort, [item.slot for item in filled])
             self._count("lease_lost", len(filled))
             return []
@@ -122,23 +128,23 @@ class PeerBlocks:
 
     async def _read(
         self,
-        endpoint: Endpoint,
+        source: tuple[str, Endpoint],
         wish: FetchRequest,
-        batch: FetchBatch,
+        refs: Sequence[BlockRef],
         spare: list[Slot],
         filled: list[Filled],
     ) -> str:
         """Read a batch into spare slots, which are then ``filled``; what went wrong, or nothing."""
-        names = tuple(block.ref.block_hash for block in batch.blocks)
-        if names != wish.hashes[len(filled) : len(filled) + len(names)] or not _exact_enough(
-            batch.blocks, wish.exact
-        ):
+        names = tuple(ref.block_hash for ref in refs)
+        exact = not wish.exact or all(ref.exact for ref in refs)
+        if names != wish.hashes[len(filled) : len(filled) + len(names)] or not exact:
             return "missing"  # not what was asked for
+        region, endpoint = source
         slots = [spare.pop() for _ in names]
         outcome = await self._puller.fill(
             endpoint,
-            BLOCKS,
-            [block.ref.page for block in batch.blocks],
+            region,
+            [ref.page for ref in refs],
             slots,
             into=BLOCKS,
             owner=self._memory.cache,
@@ -147,9 +153,9 @@ class PeerBlocks:
         )
         if outcome is not ReadOutcome.DONE:
             return "late" if outcome is ReadOutcome.LATE else "unread"
-        for slot, block in zip(slots, batch.blocks, strict=True):
+        for slot, ref in zip(slots, refs, strict=True):
             parent = filled[-1].header.block_hash if filled else _hash_or_none(wish.parent)
-            filled.append(Filled(slot, self._header(block), parent))
+            filled.append(Filled(slot, self._header(ref), parent))
         return ""
 
     async def _seal(self, filled: list[Filled], owner: CacheOwner) -> list[PinnedBlock]:
@@ -167,17 +173,10 @@ class PeerBlocks:
             pinned.append(block)
         self._memory.cache.release([block for block in sealed[len(pinned) :] if block is not None])
         self._count("done", len(pinned))
-        self._count("corrupt", len(sealed) - len(pinned))
+        self._count("corrupt", sealed.count(None))
         return pinned
 
-    async def _end(self, store: StoreClient, lease: str, incarnation: str) -> bool:
-        try:
-            return await store.end_fetch(lease, incarnation=incarnation, deadline_s=self._deadline_s)
-        except ServiceError:
-            return False
-
-    def _header(self, block: FetchedBlock) -> BlockHeader:
-        ref = block.ref
+    def _header(self, ref: BlockRef) -> BlockHeader:
         return BlockHeader(
             BlockHash(ref.block_hash), ref.checksum, self._memory.geometry.payload_bytes, ref.exact
         )
@@ -190,10 +189,6 @@ class PeerBlocks:
 def _each(action: Callable[[Slot], None], slots: Sequence[Slot]) -> None:
     for slot in slots:
         action(slot)
-
-
-def _exact_enough(blocks: Sequence[FetchedBlock], exact: bool) -> bool:
-    return not exact or all(block.ref.exact for block in blocks)
 
 
 def _hash_or_none(parent: bytes | None) -> BlockHash | None:

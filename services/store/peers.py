@@ -56,6 +56,14 @@ class PeerBook:
             peer.endpoint = from_wire(description.endpoint)
         return peer.endpoint
 
+    async def client(self, worker: str, *, incarnation: str, deadline_s: float) -> Client:
+        """A client of a peer, as its role has it.
+
+        Raises:
+            ServiceError: It is not known, or lives another life.
+        """
+        return (await self._peer(worker, incarnation, deadline_s)).client
+
     async def store(self, worker: str, *, incarnation: str, deadline_s: float) -> StoreClient:
         """A client of another store.
 

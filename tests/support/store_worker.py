@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.kvstore.types import BlockHash
 from epdserve.services.engine.endpoint import from_wire, to_wire
 from epdserve.services.engine.transfer_thread import ReadOutcome, TransferThread
+from epdserve.services.rpc.pages import LentPages
 from epdserve.services.rpc.server import RpcServer, serve_prefill
 from epdserve.services.store_types import (
     CacheOwner,
@@ -28,6 +30,7 @@ from epdserve.services.store_types import (
 )
 from epdserve.services.types import (
     BlockRef,
+    BlockUpdate,
     TailRef,
     TransferEndpoint,
     WorkerDescription,
@@ -85,6 +88,9 @@ class FakeWorker(FakePrefill):
         self.endpoint: TransferEndpoint = to_wire(transfer.endpoint())
         self.transfers = TransferThread(transfer, clock=SystemClock(), serves=lambda: True)
         self.server: RpcServer | None = None
+        self.lends: dict[bytes, BlockRef] = {}  # blocks in pages that neighbours may borrow
+        self.loans = 0
+        self.keeps_promises = True
         self.page_of = [self.pages.bytes_of(self.pages.acquire() or _none()) for _ in range(pages)]
         self.tail_of = [self.tails.bytes_of(self.tails.acquire() or _none()) for _ in range(8)]
         self.read_page = [self.inbox.bytes_of(self.inbox.acquire() or _none()) for _ in range(pages)]
@@ -111,6 +117,20 @@ class FakeWorker(FakePrefill):
 
     async def describe(self) -> WorkerDescription:
         return WorkerDescription(self.info(""), self.endpoint)
+
+    async def watch_blocks(self) -> AsyncIterator[BlockUpdate]:
+        yield BlockUpdate(self.incarnation, True, 0, 0, tuple(self.lends), ())
+        await asyncio.Event().wait()
+
+    async def lend_blocks(self, hashes: tuple[bytes, ...], *, exact: bool) -> LentPages:
+        held = list(itertools.takewhile(lambda block_hash: block_hash in self.lends, hashes))
+        refs = tuple(self.lends[block_hash] for block_hash in held)
+        self.loans += bool(refs)
+        return LentPages("loan" if refs else "", self.incarnation, refs)
+
+    async def return_blocks(self, lease: str, *, incarnation: str) -> bool:
+        self.loans -= 1
+        return self.keeps_promises
 
     # -- giving ---------------------------------------------------------------------------------------------
 

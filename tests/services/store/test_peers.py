@@ -195,3 +195,24 @@ async def test_what_was_deleted_does_not_come_back_from_a_neighbour(scene: Stage
     await client.delete_root(OWNER.root, deadline_s=CALL_S)
     assert await taken(scene, reader, hashes, "store-1") == []
     assert await taken(scene, reader, others, "store-1", owner=OTHER_ROOT) == ["peer"] * 4
+
+
+async def test_blocks_in_pages_of_another_machines_worker_are_borrowed(scene: Stage) -> None:
+    hashes = chain("a", 12)
+    for worker, keeps_promises in (("prefill-0", True), ("prefill-9", False)):
+        lender = await scene.worker(worker, machine="m0")
+        lender.keeps_promises = keeps_promises
+        for page, block_hash in enumerate(hashes if keeps_promises else chain("b", 12)):
+            lender.lends[block_hash] = lender.fill(page, block_hash)
+        scene.workers[worker] = (lender, "m0")
+    await scene.store("store-1", machine="m1", **role_table())
+    reader = await scene.worker("decode-1", machine="m1")
+    await known(scene, 24)
+    honest, liar = scene.workers["prefill-0"][0], scene.workers["prefill-9"][0]
+    honest.page_of[9][100] ^= 1  # torn since it was announced
+    assert await taken(scene, reader, hashes, "store-1") == ["peer"] * 9
+    assert await taken(scene, reader, chain("b", 12), "store-1") == []
+    assert (honest.loans, liar.loans) == (0, 0)
+    for outcome, blocks in (("done", 9), ("corrupt", 2), ("lease_lost", 8)):
+        sample = f'epdserve_store_peer_blocks_total{{outcome="{outcome}"}}'
+        assert await scene.metric("store-1", sample) == blocks, outcome
