@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from epdserve.kvstore.ssd.errors import DeletionIncomplete
 from epdserve.kvstore.types import BlockHash, BlockOwner, LeaseId
 from epdserve.services.config import parse_config
-from epdserve.services.errors import Draining, InvalidRequest
+from epdserve.services.errors import Draining, InvalidRequest, Unavailable
 from epdserve.services.observability.metrics import MetricsServer
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.rpc.server import RpcServer
@@ -206,14 +207,23 @@ class StoreService:
     async def _delete(
         self, condemned: Callable[[BlockOwner], bool], on_disk: Callable[[], int] | None
     ) -> Deleted:
-        """Memory first, so that nothing is offered to the disks any more; then those, where it takes long."""
-        memory = self._parts.memory
+        """Memory first, so that nothing is offered to the disks any more; then those, where it takes long.
+
+        Raises:
+            Unavailable: A drive that has failed may bring bytes back; everything else is deleted.
+        """
+        memory, incomplete = self._parts.memory, None
         async with self._parts.saver.paused():
             blocks = memory.cache.delete_owned(condemned)
             tails = memory.tails.delete_owned(condemned)
-            stored = 0 if on_disk is None else await asyncio.to_thread(on_disk)
+            try:
+                stored = 0 if on_disk is None else await asyncio.to_thread(on_disk)
+            except DeletionIncomplete as error:
+                stored, incomplete = error.deleted, error
             blocks += memory.cache.delete_owned(condemned)  # what was on its way up from the disk
         await self._parts.notices.withdraw(tails)
+        if incomplete is not None:
+            raise Unavailable(str(incomplete), worker=self._settings.worker)
         return Deleted(blocks, stored, len(tails))
 
     def _require_ready(self) -> None:

@@ -13,6 +13,7 @@ from epdserve.services.errors import (
     InvalidRequest,
     Overloaded,
     Unauthenticated,
+    Unavailable,
     WorkerLost,
 )
 from epdserve.services.rpc.store_client import StoreClient
@@ -303,6 +304,21 @@ async def test_tenants_and_models_are_deleted_in_memory_and_on_disk(
         await client.delete_tenant(b"short", deadline_s=CALL_S)
     with pytest.raises(InvalidRequest):
         await client.delete_root(b"", deadline_s=CALL_S)
+
+
+async def test_a_deletion_that_misses_a_failed_drive_says_so_and_deletes_the_rest(
+    scene: Stage, worker: FakeWorker, tmp_path: Path
+) -> None:
+    await scene.store(**role_table(tmp_path / "ssd"))
+    client, hashes = await scene.client(), chain("m", 4)
+    assert await offload(client, worker.offer(hashes)) == taken_results(4)
+    parts = scene.parts()
+    await until(lambda: not parts.saver.unsaved)
+    core = parts.memory.tier._core
+    core.fail(core.inventory.directories[0], "read", OSError("a test says so"))
+    with pytest.raises(Unavailable, match="traces"):
+        await client.delete_tenant(OWNER.tenant, deadline_s=CALL_S)
+    assert await locate(scene, hashes) == []
 
 
 async def test_blocks_used_elsewhere_do_not_grow_old_on_disk(
