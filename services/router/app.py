@@ -28,6 +28,7 @@ from epdserve.services.router.openai_completions.endpoint import CompletionsEndp
 from epdserve.services.router.openapi import describe, is_anthropic
 from epdserve.services.router.parts import RouterParts, assemble
 from epdserve.services.router.responses.endpoint import ResponsesEndpoint
+from epdserve.services.router.tenancy.assembly import kept_fresh
 from epdserve.services.router.tokenizer import RouterTokenizer
 from epdserve.services.router.tokens.endpoint import DetokenizeEndpoint, TokenizeEndpoint
 from epdserve.services.types import WorkerRole
@@ -82,7 +83,8 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await cluster.start()
         try:
-            yield
+            async with kept_fresh(parts.gate, refresh_s=config.tenancy.refresh_s):
+                yield
         finally:
             await cluster.close()
             parts.grammars.close()
@@ -170,9 +172,10 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
         counts = {
             role.value: len(parts.placer.ready(role)) for role in (WorkerRole.PREFILL, WorkerRole.DECODE)
         }
-        if not all(counts.values()):
+        status = "draining" if parts.gate.draining else "ready" if all(counts.values()) else "waiting"
+        if status != "ready":
             response.status_code = 503
-        return {"status": "ready" if all(counts.values()) else "waiting", "ready_workers": counts}
+        return {"status": status, "ready_workers": counts}
 
     @app.get("/version")
     async def version_() -> dict[str, str]:
@@ -197,7 +200,7 @@ def _model(name: str, created: int, parts: RouterParts) -> dict[str, Any]:
 
 
 def _authenticate(request: Request, parts: RouterParts) -> None:
-    parts.keys.authenticate(
+    parts.gate.authenticate(
         authorization=request.headers.get("authorization", ""), api_key=request.headers.get("x-api-key", "")
     )
 

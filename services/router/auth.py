@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -43,6 +43,10 @@ class KeyRing:
             raise ValueError(f"{path} holds no keys")
         return cls(names)
 
+    def entries(self) -> Iterator[tuple[bytes, str]]:
+        """Digest and owner of every key."""
+        yield from self._names.items()
+
     def authenticate(self, *, authorization: str, api_key: str = "") -> str:
         """Name of the key's owner. A bearer token wins over ``x-api-key``.
 
@@ -75,15 +79,18 @@ def _digest(word: str, place: str) -> bytes:
     return bytes.fromhex(digest)
 
 
-def tenant_key(isolation: Isolation, *, key_name: str, user: str, cache_salt: str) -> bytes:
+def tenant_key(
+    isolation: Isolation, *, key_name: str, user: str, cache_salt: str, epoch: str = ""
+) -> bytes:
     """32 bytes that key a request's block hashes: equal for those who may share blocks.
 
-    A salt in the request always separates; names only where isolation asks for it.
+    A salt in the request always separates, and so does an epoch; names only where isolation asks for it.
     """
     parts = [
         key_name if isolation in ("key", "user") else "",
         user if isolation == "user" else "",
         cache_salt,
+        *([epoch] if epoch else ()),
     ]
     digest = hashlib.blake2b(digest_size=32, person=b"epdserve-tenant")
     for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from epdserve.services.router.tenancy.config import TenancySettings
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -77,4 +78,5 @@ class RouterConfig(BaseModel):
     drain_timeout_s: float = Field(default=30.0, gt=0)
 
     keys_file: Path | None = None
+    tenancy: TenancySettings = TenancySettings()
     isolation: Literal["none", "key", "user"] = "none"

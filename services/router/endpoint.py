@@ -83,19 +83,28 @@ class Endpoint(ABC):
     async def _serve(self, exchange: Exchange) -> None:
         parts, config = self.parts, self.parts.config
         trail = Trail(received_at=now())
-        key_name = parts.keys.authenticate(
+        tenant = parts.gate.authenticate(
             authorization=exchange.header("authorization"), api_key=exchange.header("x-api-key")
         )
         parts.admission.refuse_if_full()
         trace = exchange.header("traceparent")
-        caller = Caller(secrets.token_hex(16), key_name, trace if _TRACE.fullmatch(trace) else "")
-        with parts.bodies.share() as share:
-            raw = await exchange.read_body(
-                max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s, take=share.take
-            )
-            trail.body_at = now()
-            async with exchange.watch_client():
-                await self.handle(exchange, raw, caller, trail)
+        caller = Caller(
+            secrets.token_hex(16),
+            tenant.cache_name,
+            trace if _TRACE.fullmatch(trace) else "",
+            parts.gate.epochs.stamp(tenant),
+        )
+        async with parts.gate.enter(tenant) as stay:
+            with parts.bodies.share() as share:
+                raw = await exchange.read_body(
+                    max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s, take=share.take
+                )
+                trail.body_at = now()
+                try:
+                    async with exchange.watch_client():
+                        await self.handle(exchange, raw, caller, trail)
+                finally:
+                    stay.tokens = trail.charged_tokens
 
     async def _tell(self, exchange: Exchange, failure: ServiceError, name: str) -> None:
         """Say it to the client, if there still is one."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import orjson
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.options import MAX_COMPLETION_TOKENS, UINT64_MAX
+from epdserve.services.router.tenancy.body_limits import BodyLimits
 from epdserve.services.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
@@ -165,16 +166,19 @@ def unless(*neutral: object) -> Callable[[Any], bool]:
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes, limits: BodyLimits) -> Any:
     """The value of a body.
 
     Raises:
-        InvalidRequest: Not valid JSON; the message names a reason and a place, never the content.
+        InvalidRequest: Not valid JSON, or more of something than ``limits`` let in; the message names a reason and a
+            place, never the content.
     """
     try:
-        return orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    limits.check(value)
+    return value
 
 
 def parse_body(kind: type[BodyT], value: object) -> BodyT:

@@ -68,6 +68,7 @@ class Caller:
     request_id: str
     key_name: str
     trace: str
+    cache_epoch: str = ""
 
 
 def generation(
@@ -97,7 +98,11 @@ def generation(
     deadline_s = min(options.deadline_s or config.request_deadline_s, config.request_deadline_s)
     name = caller.request_id if number is None else f"{caller.request_id}-{number}"
     key = tenant_key(
-        config.isolation, key_name=caller.key_name, user=options.user, cache_salt=options.cache_salt
+        config.isolation,
+        key_name=caller.key_name,
+        user=options.user,
+        cache_salt=options.cache_salt,
+        epoch=caller.cache_epoch,
     )
     if turns:
         tokens, recalled = parts.memo.splice(key, tokens)

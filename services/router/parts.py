@@ -6,11 +6,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from epdserve.services.grammar.checking import GrammarChecks
 from epdserve.services.policy.admission import AdmissionLimits
 from epdserve.services.router.admission import Admission, ByteBudget
-from epdserve.services.router.auth import KeyRing
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.ledger import InFlightLedger
@@ -19,7 +19,12 @@ from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
 from epdserve.services.router.rendering import ChatRenderer
 from epdserve.services.router.routing import Placer
+from epdserve.services.router.tenancy.assembly import build_gate
+from epdserve.services.router.tenancy.body_limits import BodyLimits
+from epdserve.services.router.tenancy.gate import TenantGate
 from epdserve.services.router.tokenizer import RouterTokenizer
+
+_STAY_SLACK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,16 @@ class RouterParts:
     pipeline: Pipeline
     admission: Admission
     bodies: ByteBudget
-    keys: KeyRing
+    gate: TenantGate
     heavy_renders: asyncio.Semaphore
     grammars: GrammarChecks
     memo: TurnMemo
     metrics: RouterMetrics
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        """What one body may hold."""
+        return self.config.tenancy.body_limits
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -82,7 +92,13 @@ def assemble(
         pipeline=Pipeline(cluster, placer, ledger, limits),
         admission=Admission(door, clock),
         bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
-        keys=KeyRing.from_file(config.keys_file),
+        gate=build_gate(
+            config.tenancy,
+            keys_file=config.keys_file,
+            redis_url=config.registry_url,
+            namespace=config.registry_namespace,
+            stay_ttl_s=config.request_deadline_s + _STAY_SLACK_S,
+        ),
         heavy_renders=asyncio.Semaphore(max(1, (os.cpu_count() or 1) - 1)),  # one core is the event loop's
         grammars=GrammarChecks(),
         memo=TurnMemo(tokenizer, max_bytes=config.memo_bytes),

@@ -51,6 +51,7 @@ class Trail:
     Attributes:
         waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
         drawn: All ids of the answer so far.
+        charged_tokens: Of prompt and answer, all choices, for the tenant's limit.
         prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
     """
 
@@ -66,6 +67,7 @@ class Trail:
     decode: DecodeReceipt | None = None
     retries: int = 0
     resumes: int = 0
+    charged_tokens: int = 0
     drawn: list[int] = field(default_factory=list)
     lost_workers: list[str] = field(default_factory=list)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -16,16 +19,23 @@ from epdserve.services.errors import InvalidRequest, Unavailable
 from epdserve.services.observability.metrics import new_registry
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
-from epdserve.services.router.app import create_app
+from epdserve.services.router.app import RouterApp, create_app
 from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.rpc_cluster import RpcCluster
+from epdserve.services.router.tenancy.admin import create_admin
+from epdserve.services.router.tenancy.assembly import listening_host
+from epdserve.services.router.tenancy.metrics import GateCollector
+from epdserve.services.router.tenancy.operations import RouterOperations
 from epdserve.services.rpc.auth import read_token
 from fastapi import FastAPI
 
 _BACKLOG = 2048
+_ADMIN_END_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -53,6 +63,10 @@ class RouterServer(uvicorn.Server):
 
     Uvicorn raises the signal that ended it once more, which would cut off what is to be closed after it.
     """
+
+    async def serve_quietly(self, sock: socket.socket) -> None:
+        """Serve without a say about signals, beside another server that has it."""
+        await self._serve(sockets=[sock])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,10 +101,50 @@ def uvicorn_server(app: FastAPI, config: RouterConfig) -> RouterServer:
             server_header=False,
             date_header=False,
             backlog=_BACKLOG,
+            ssl_certfile=config.tenancy.tls_cert_file,
+            ssl_keyfile=config.tenancy.tls_key_file,
+            ssl_ca_certs=_text(config.tenancy.tls_client_ca_file),
+            ssl_cert_reqs=ssl.CERT_REQUIRED if config.tenancy.tls_client_ca_file else ssl.CERT_NONE,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+@asynccontextmanager
+async def administered(app: RouterApp, config: RouterConfig) -> AsyncIterator[None]:
+    """Administration on a port of its own on loopback until the block ends; nothing without one.
+
+    Raises:
+        Unavailable: The port is taken.
+        InvalidRequest: No cluster token.
+    """
+    if config.tenancy.admin_port is None:
+        yield
+        return
+    parts = app.state.parts
+    desk = create_admin(parts.gate, RouterOperations(parts, token=_token(config)))
+    with bind("127.0.0.1", config.tenancy.admin_port) as sock:
+        _log.info("administration listens", extra={"port": sock.getsockname()[1]})
+        server = RouterServer(
+            uvicorn.Config(desk, loop="uvloop", ws="none", lifespan="off", log_config=None, access_log=False)
+        )
+        task = asyncio.create_task(server.serve_quietly(sock), name="administration")
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            await asyncio.wait([task], timeout=_ADMIN_END_S)
+
+
+def _token(config: RouterConfig) -> str:
+    if config.cluster_token_file is None:
+        raise InvalidRequest("cluster_token_file is not set", param="cluster_token_file")
+    return read_token(config.cluster_token_file)
 
 
 @asynccontextmanager
@@ -100,9 +154,7 @@ async def connected(config: RouterConfig) -> AsyncIterator[RpcCluster]:
     Raises:
         InvalidRequest: No cluster token.
     """
-    if config.cluster_token_file is None:
-        raise InvalidRequest("cluster_token_file is not set", param="cluster_token_file")
-    token = read_token(config.cluster_token_file)
+    token = _token(config)
     registry = Registry(
         config.registry_url, namespace=config.registry_namespace, lease_s=config.registry_lease_s
     )
@@ -119,15 +171,18 @@ async def serve(config: RouterConfig) -> None:
         InvalidRequest: The cluster token is missing.
         FileNotFoundError, ValueError: The model directory or the keys file will not do.
     """
-    with bind(config.host, config.port) as sock:
+    keyless = not (config.keys_file or config.tenancy.tenants_file or config.tenancy.tenants_in_redis)
+    with bind(listening_host(config.host, config.tenancy, keyless=keyless), config.port) as sock:
         async with connected(config) as cluster:
             registry = new_registry()
             registry.register(ClusterCollector(cluster))
             app = create_app(config, cluster, metrics=RouterMetrics(registry))
+            GateCollector(app.state.parts.gate, registry)
             # What is loaded by now stays for ever: collections need not walk it, and pause streams less
             gc.collect()
             gc.freeze()
-            await uvicorn_server(app, config).serve(sockets=[sock])
+            async with administered(app, config):
+                await uvicorn_server(app, config).serve(sockets=[sock])
 
 
 def run(config: RouterConfig) -> None:

@@ -23,7 +23,7 @@ class MessagesEndpoint(ConversationEndpoint):
 
     def read(self, raw: bytes) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
-        body = parse_body(MessagesBody, parse_json(raw))
+        body = parse_body(MessagesBody, parse_json(raw, self.parts.body_limits))
         prepared = prepare(body, self.parts)
         thinking = prepared.chat.effort is not None
 
@@ -45,7 +45,11 @@ class CountTokensEndpoint(Endpoint):
         """Render and count."""
 
         def count() -> int:
-            return len(prepare(parse_body(MessagesBody, parse_json(raw)), self.parts).chat.tokens)
+            return len(
+                prepare(
+                    parse_body(MessagesBody, parse_json(raw, self.parts.body_limits)), self.parts
+                ).chat.tokens
+            )
 
         tokens = await off_the_loop(self.parts, len(raw), count)
         await exchange.answer(200, orjson.dumps({"input_tokens": tokens}))

@@ -23,7 +23,7 @@ class ChatEndpoint(ConversationEndpoint):
 
     def read(self, raw: bytes) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
-        body = parse_body(ChatBody, parse_json(raw))
+        body = parse_body(ChatBody, parse_json(raw, self.parts.body_limits))
         prepared = prepare(body, self.parts)
         asks_for = "tools" if prepared.answer_format.free else "response_format"
         return Read(prepared, body.unknown, lambda request: self._shape(body, prepared, request), asks_for)

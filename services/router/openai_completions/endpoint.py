@@ -92,7 +92,7 @@ class CompletionsEndpoint(GenerationEndpoint):
     def _prepare(self, raw: bytes) -> _Prepared:
         """Check and encode. Runs in any thread."""
         parts = self.parts
-        body = parse_body(CompletionBody, parse_json(raw))
+        body = parse_body(CompletionBody, parse_json(raw, parts.body_limits))
         if body.model not in parts.model_names:
             raise unknown_model(body.model, parts.model_names)
         options = body.options()

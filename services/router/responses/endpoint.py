@@ -17,7 +17,7 @@ class ResponsesEndpoint(ConversationEndpoint):
 
     def read(self, raw: bytes) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
-        body = parse_body(ResponsesBody, parse_json(raw))
+        body = parse_body(ResponsesBody, parse_json(raw, self.parts.body_limits))
         prepared, echo = prepare(body, self.parts)
 
         def shape(request: GenerateRequest) -> ResponsesShape:

@@ -41,7 +41,7 @@ class TokenizeEndpoint(Endpoint):
 
     def _encoded(self, raw: bytes) -> bytes:
         parts = self.parts
-        value = with_model(parse_json(raw), parts.config.model_name)
+        value = with_model(parse_json(raw, parts.body_limits), parts.config.model_name)
         body = parse_body(TokenizeBody, value)
         if body.model not in parts.model_names:
             raise unknown_model(body.model, parts.model_names)
@@ -66,7 +66,9 @@ class DetokenizeEndpoint(Endpoint):
 
     def _decoded(self, raw: bytes) -> bytes:
         parts = self.parts
-        body = parse_body(DetokenizeBody, with_model(parse_json(raw), parts.config.model_name))
+        body = parse_body(
+            DetokenizeBody, with_model(parse_json(raw, parts.body_limits), parts.config.model_name)
+        )
         if body.model not in parts.model_names:
             raise unknown_model(body.model, parts.model_names)
         parts.tokenizer.vocabulary.check(body.tokens, param="tokens")

@@ -1,0 +1,168 @@
+"""What an administrator may do, on a port of its own on loopback: look, drain, forget.
+
+No key opens it: whoever reaches the port may use it, so it binds to loopback and nothing else. A web page in a browser
+on the same machine reaches loopback, too: every request must name a loopback host, and every change must carry a header
+that no page can send to another origin unasked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+import orjson
+from epdserve.services.errors import InvalidRequest, ServiceError, Unavailable
+from epdserve.services.router.http_errors import NotFound, error_body, status_of
+from epdserve.services.router.tenancy.gate import TenantGate
+from epdserve.services.router.tenancy.tenant import Tenant
+from redis.exceptions import RedisError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+log = logging.getLogger(__name__)
+
+HEADER: Final = "x-epdserve-admin"
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class Operations(Protocol):
+    """What the router lends to its administrator."""
+
+    def load(self) -> Mapping[str, Any]:
+        """What is going on, as JSON."""
+
+    async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
+        """Delete what is cached of a tenant, or everything; what was deleted, as JSON.
+
+        Raises:
+            ServiceError: Some of it could not be.
+        """
+
+
+def create_admin(gate: TenantGate, operations: Operations) -> Starlette:
+    """The administrator's application."""
+    desk = _Desk(gate, operations)
+    return Starlette(
+        routes=[
+            Route("/admin/load", _guarded(desk.load), methods=["GET"]),
+            Route("/admin/tenants", _guarded(desk.tenants), methods=["GET"]),
+            Route("/admin/tenants/{name}", _guarded(desk.tenant), methods=["GET"]),
+            Route("/admin/tenants/{name}/data", _guarded(desk.forget_tenant), methods=["DELETE"]),
+            Route("/admin/drain", _guarded(desk.drain), methods=["POST", "DELETE"]),
+            Route("/admin/caches/reset", _guarded(desk.forget_all), methods=["POST"]),
+            Route("/admin/keys/reload", _guarded(desk.reload), methods=["POST"]),
+        ]
+    )
+
+
+class _Desk:
+    """The handlers: each answers with a value that becomes JSON, or raises ``ServiceError``."""
+
+    def __init__(self, gate: TenantGate, operations: Operations) -> None:
+        self._gate, self._operations = gate, operations
+
+    async def load(self, request: Request) -> Any:
+        """What is going on."""
+        gate = self._gate
+        return {
+            "draining": gate.draining,
+            "inside": gate.inside,
+            "refused": asdict(gate.counts),
+            **self._operations.load(),
+        }
+
+    async def tenants(self, request: Request) -> Any:
+        """Everybody who has a key."""
+        return [self._shown(tenant) for tenant in self._gate.directory.tenants.values()]
+
+    async def tenant(self, request: Request) -> Any:
+        """One of them."""
+        return self._shown(self._named(request))
+
+    async def drain(self, request: Request) -> Any:
+        """Take no new requests, or take them again."""
+        self._gate.draining = request.method == "POST"
+        log.info("drain", extra={"draining": self._gate.draining})
+        return {"draining": self._gate.draining}
+
+    async def reload(self, request: Request) -> Any:
+        """Read keys and limits now."""
+        failures = self._gate.directory.failures
+        await self._gate.directory.refresh()
+        if self._gate.directory.failures > failures:
+            raise Unavailable("keys and limits could not be read; those that were good still are")
+        return {"tenants": len(self._gate.directory.tenants)}
+
+    async def forget_all(self, request: Request) -> Any:
+        """Put every cached prefix out of reach."""
+        return await self._forget(None)
+
+    async def forget_tenant(self, request: Request) -> Any:
+        """Put a tenant's cached prefixes out of reach, and delete them where they are kept."""
+        return await self._forget(self._named(request))
+
+    async def _forget(self, tenant: Tenant | None) -> Any:
+        # deleted under the key they were cached with, so before that key changes
+        deleted = await self._operations.forget(tenant)
+        try:
+            if tenant is None:
+                await self._gate.epochs.raise_all()
+            else:
+                await self._gate.epochs.raise_of(tenant)
+        except (RedisError, OSError, TimeoutError):
+            raise Unavailable("Redis does not answer: other routers would go on with the old cache") from None
+        log.info("caches forgotten", extra={"tenant": tenant.name if tenant else "all"})
+        return {"forgotten": tenant.name if tenant else "all", **deleted}
+
+    def _named(self, request: Request) -> Tenant:
+        name = request.path_params["name"]
+        tenant = self._gate.directory.tenants.get(name)
+        if tenant is None:
+            raise NotFound("no tenant of this name")
+        return tenant
+
+    def _shown(self, tenant: Tenant) -> dict[str, Any]:
+        return {
+            "name": tenant.name,
+            "group": tenant.group or None,
+            "keys": len(tenant.digests),
+            "limits": asdict(tenant.limits),
+            "inside": self._gate.inside.get(tenant.name, 0),
+        }
+
+
+def _guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """A handler behind the checks of this port, its errors as answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            _check(request)
+            body, status = orjson.dumps(await handler(request)), 200
+        except ServiceError as error:
+            body, status = error_body(error), status_of(error)
+        return Response(body, status, media_type="application/json")
+
+    return answer
+
+
+def _check(request: Request) -> None:
+    """Raises ``InvalidRequest`` for what a browser could have been talked into."""
+    host = request.url.hostname or ""
+    if not is_loopback(host):
+        raise InvalidRequest("administration answers to loopback names only")
+    if request.method != "GET" and request.headers.get(HEADER) is None:
+        raise InvalidRequest(f"changes need the header {HEADER}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is this machine's own loopback."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
