@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 from zlib import crc32
 
 import numpy as np
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.pools import DecodePool, Floats, Indices, Links, PrefillPool
+
+_MIX: Final = 0x9E3779B1
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,10 @@ def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple
     near = pairs.costs <= pairs.costs.min() + slack
 
     def rank(name: str, seed: bytes) -> tuple[int, str]:
-        return (crc32(name.encode(), crc32(seed)) if slack > 0 else 0), name
+        if slack <= 0:
+            return 0, name
+        # A CRC alone is linear: of some names one would never come first
+        return crc32(name.encode(), crc32(seed)) * _MIX & 0xFFFFFFFF, name
 
     own = request.request_id.encode()
     prefix = request.affinity or own

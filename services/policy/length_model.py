@@ -172,6 +172,11 @@ class LengthModel:
         return Calibration(self._answers, self._covered, self._recent, self._bias)
 
     @property
+    def answers(self) -> int:
+        """Answers that this replica has learnt from."""
+        return self._news
+
+    @property
     def cells(self) -> int:
         """Cells in use; bounded by ``max_cells``."""
         return len(self._cells)

@@ -1,40 +1,80 @@
-"""What this router has in flight, by worker, in tokens: fresher than any heartbeat."""
+"""What routers have in flight, by worker, in tokens: fresher than any heartbeat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class InFlight:
+    """At one worker.
+
+    Attributes:
+        tokens: Sent and not seen finished.
+        output_tokens: Of these, output that is expected; only requests that decode have some.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    output_tokens: float = 0.0
+
+
+_NOTHING = InFlight()
 
 
 class InFlightLedger:
-    """Tokens this router has sent to workers and not seen finished. Owned by the event loop.
+    """What this router has sent to workers and not seen finished, and what other routers say of theirs.
 
-    A worker's heartbeat counts all routers but is old; this counts one router but is exact. Placement takes the
-    greater of the two, which is right for one router and a bound for several.
+    A worker's heartbeat counts all routers but is old; this counts one router exactly, and the others as of their last
+    word. Placement takes the greater of heartbeat and ledger. Owned by the event loop.
+
+    Attributes:
+        alone: No other router is known of; then nothing is stale.
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}
-        self._requests: dict[str, int] = {}
+        self._own: dict[str, InFlight] = {}
+        self._others: dict[str, InFlight] = {}
+        self.alone = True
 
     def tokens(self, worker: str) -> int:
         """Tokens in flight at a worker."""
-        return self._tokens.get(worker, 0)
+        return self._own.get(worker, _NOTHING).tokens + self._others.get(worker, _NOTHING).tokens
 
     def requests(self, worker: str) -> int:
         """Requests in flight at a worker."""
-        return self._requests.get(worker, 0)
+        return self._own.get(worker, _NOTHING).requests + self._others.get(worker, _NOTHING).requests
+
+    def output_tokens(self, worker: str) -> float:
+        """Output that requests in flight at a worker were expected to make when they were sent."""
+        mine, theirs = self._own.get(worker, _NOTHING), self._others.get(worker, _NOTHING)
+        return mine.output_tokens + theirs.output_tokens
+
+    @property
+    def own(self) -> Mapping[str, InFlight]:
+        """This router's part."""
+        return self._own
+
+    def hear(self, others: Mapping[str, InFlight], *, routers: int) -> None:
+        """Take what ``routers`` other routers have in flight, all together, in place of what was heard before."""
+        self._others = dict(others)
+        self.alone = not routers
 
     @contextmanager
-    def hold(self, worker: str, tokens: int) -> Iterator[None]:
+    def hold(self, worker: str, tokens: int, *, output_tokens: float = 0.0) -> Iterator[None]:
         """Count tokens at a worker until the block ends."""
-        self._tokens[worker] = self._tokens.get(worker, 0) + tokens
-        self._requests[worker] = self._requests.get(worker, 0) + 1
+        row = self._own.setdefault(worker, InFlight())
+        row.requests += 1
+        row.tokens += tokens
+        row.output_tokens += output_tokens
         try:
             yield
         finally:
-            self._tokens[worker] -= tokens
-            self._requests[worker] -= 1
-            if not self._requests[worker]:
+            row.requests -= 1
+            row.tokens -= tokens
+            row.output_tokens -= output_tokens
+            if not row.requests:
                 # Names of dead workers must not pile up
-                del self._tokens[worker], self._requests[worker]
+                del self._own[worker]

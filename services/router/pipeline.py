@@ -53,8 +53,6 @@ class PipelineLimits:
     replacement_wait_s: float = 20.0
     release_timeout_s: float = 2.0
     max_resumes: int = 3
-    # Placement counts on an answer of this many tokens where the request allows more
-    expected_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +98,7 @@ class Pipeline:
                 async with aclosing(self._attempt(route, handle, request, emitted, trail)) as chunks:
                     async for chunk in chunks:
                         emitted.extend(chunk.tokens)
+                        self._learn(request, chunk, len(emitted))
                         yield chunk
                 return
             except Unavailable as error:
@@ -138,7 +137,8 @@ class Pipeline:
                 route = await self._placer.place(
                     _continued(request.tokens, emitted),
                     tenant_key=request.tenant_key,
-                    expected_tokens=self._expected_tokens(request),
+                    forecast=self._placer.estimates.forecast(request),
+                    request_id=request.request_id,
                     avoid=lost,
                 )
             except Unavailable:
@@ -185,7 +185,8 @@ class Pipeline:
         Both workers count the request from the start: it is coming to them.
         """
         tokens = _continued(request.tokens, emitted)
-        with self._ledger.hold(route.decode.worker, len(tokens) + self._expected_tokens(request)):
+        expected = self._placer.estimates.forecast(request).mean
+        with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
             if handle is None:
                 handle = (await self._prefill(route, tokens, replace(request, n=1), trail)).handle
             job = DecodeJob(
@@ -227,7 +228,9 @@ class Pipeline:
                         worker, job, timeout_s=_remaining_s(request.deadline_at)
                     )
             except ServiceError as error:
+                self._note_failure(error, worker)
                 raise _named(error, worker) from error
+        self._placer.estimates.prefilled(worker, result, expected_hit_tokens=route.hit_tokens)
         trail.prefill = trail.prefill or result
         trail.prefilled_at = trail.prefilled_at or now()
         return result
@@ -265,13 +268,22 @@ class Pipeline:
         except StopAsyncIteration:
             raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
         except ServiceError as error:
+            self._note_failure(error, worker)
             raise _named(error, worker) from error
         finally:
             if not pulled:
                 await self.give_back(job.handle)
 
-    def _expected_tokens(self, request: GenerateRequest) -> int:
-        return min(request.sampling.max_tokens, self._limits.expected_tokens)
+    def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int) -> None:
+        if chunk.finish_reason is not None:
+            self._placer.estimates.answered(request, tokens, chunk.finish_reason)
+        if chunk.receipt is not None:
+            self._placer.estimates.decoded(chunk.receipt.worker, chunk.receipt)
+
+    def _note_failure(self, error: ServiceError, worker: str) -> None:
+        """A worker that fails is avoided for a while; a request that was refused or out of time is no failure."""
+        if isinstance(error, (Internal, Unavailable)) and not isinstance(error, LeaseLost):
+            self._placer.estimates.failed(worker)
 
     async def give_back(self, handle: KVHandle) -> None:
         """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""

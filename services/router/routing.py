@@ -9,15 +9,32 @@ from typing import Final, TypeAlias
 
 from epdserve.kvstore.hashing import prefix_hash_chain
 from epdserve.services.errors import Unavailable
-from epdserve.services.policy.placement import DecodeLoad, PrefillLoad, choose_decode, choose_prefill
+from epdserve.services.policy.forecast import LengthForecast
+from epdserve.services.policy.joint import Decision, Placing, place
+from epdserve.services.policy.pools import Links
 from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.ledger import InFlightLedger
+from epdserve.services.router.snapshot import decode_pool, machines, prefill_pool
 from epdserve.services.types import TokenIds, WorkerInfo, WorkerRole, WorkerState
 
 # One life of a worker: its replacement under the same name is another one
 Life: TypeAlias = tuple[str, str]
 
 _IN_THREAD_ABOVE_TOKENS: Final = 16_384
+# Of the released model, with its blocks' headers; a smaller model's are taken for the same
+_KV_BYTES_PER_TOKEN: Final = 896.0
+_LINKS: Final = Links(latency_s=0.002)
+# Heartbeats and other routers' words are about so old
+_STALENESS_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What requests are meant to see; placement weighs the first token and the others by these."""
+
+    ttft_s: float = 2.0
+    tpot_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +42,33 @@ class Route:
     """Where a request goes, and how much of it is already there.
 
     Attributes:
-        hit_tokens: Expected hit at the prefill worker, in its pages or from the store of its machine.
+        hit_tokens: Expected hit at the prefill worker, in its pages or from a store.
+        decision: Why; None for a route that nobody chose.
     """
 
     prefill: WorkerInfo
     decode: WorkerInfo
     hit_tokens: int
+    decision: Decision | None = None
 
 
 class Placer:
     """Places prompts by prefix hits and loads. Owned by the event loop."""
 
-    def __init__(self, cluster: Cluster, ledger: InFlightLedger, *, model_name: str = "") -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ledger: InFlightLedger,
+        *,
+        model_name: str = "",
+        estimates: Estimates | None = None,
+        targets: Targets = Targets(),
+    ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._model_name = model_name
+        self._targets = targets
+        self.estimates = estimates if estimates is not None else Estimates()
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""
@@ -58,18 +87,26 @@ class Placer:
         return min((info.max_context_tokens for info in infos), default=None)
 
     async def place(
-        self, tokens: TokenIds, *, tenant_key: bytes, expected_tokens: int, avoid: Collection[Life] = ()
+        self,
+        tokens: TokenIds,
+        *,
+        tenant_key: bytes,
+        forecast: LengthForecast,
+        request_id: str = "",
+        avoid: Collection[Life] = (),
     ) -> Route:
-        """Choose workers for a prompt.
+        """Choose a pair of workers for a prompt.
 
         Args:
             tokens: The prompt.
-            expected_tokens: What the answer is expected to take.
+            forecast: What the answer is expected to take.
+            request_id: Spreads requests over equals while other routers' loads are not known exactly.
             avoid: Lives of workers that were lost under this request.
 
         Raises:
             Unavailable: No pair of ready workers with one layout.
         """
+        self.estimates.keep([info.worker for info in self._cluster.workers()])
         prefills = self.ready(WorkerRole.PREFILL, avoid)
         decodes = self.ready(WorkerRole.DECODE, avoid)
         roots = {info.cache_root for info in prefills} & {info.cache_root for info in decodes}
@@ -79,40 +116,63 @@ class Placer:
             )
             raise Unavailable(f"no {missing} worker is ready", retry_after_s=1.0)
         prefills = [info for info in prefills if info.cache_root in roots]
-        hits = await self._hit_tokens(prefills, tokens, tenant_key)
+        found = await self._hit_tokens(prefills, tokens, tenant_key)
         stores = {info.machine: info.worker for info in self.ready(WorkerRole.STORE, avoid)}
-        loads = [self._prefill_load(info, hits[_layout(info)], stores, len(tokens)) for info in prefills]
-        name = choose_prefill(loads, prompt_tokens=len(tokens))
-        reach = next(load.reach_tokens for load in loads if load.worker == name)
-        prefill = next(info for info in prefills if info.worker == name)
-        decodes = [info for info in decodes if info.cache_root == prefill.cache_root]
-        name = choose_decode(
-            [self._decode_load(info) for info in decodes], needed_tokens=len(tokens) + expected_tokens
+        routes = []
+        for layout, (affinity, hits) in found.items():
+            wanted = Placing(
+                request_id,
+                len(tokens),
+                forecast,
+                self._targets.ttft_s,
+                self._targets.tpot_s,
+                _KV_BYTES_PER_TOKEN,
+                # Whether a tail will spare the window's rows is the worker's to know; all candidates are alike
+                rerun_tokens=0,
+                affinity=affinity,
+                staleness_s=0.0 if self._ledger.alone else _STALENESS_S,
+            )
+            there = [info for info in prefills if _layout(info) == layout]
+            routes.append(
+                self._choose(
+                    there, [info for info in decodes if info.cache_root == layout[0]], hits, stores, wanted
+                )
+            )
+        return min(routes, key=lambda route: route[0])[2]
+
+    def _choose(
+        self,
+        prefills: Sequence[WorkerInfo],
+        decodes: Sequence[WorkerInfo],
+        hits: Mapping[str, int],
+        stores: Mapping[str, str],
+        wanted: Placing,
+    ) -> tuple[float, str, Route]:
+        """The best pair of one layout, with what routes are sorted by."""
+        prefills, decodes = (sorted(infos, key=lambda info: info.worker) for infos in (prefills, decodes))
+        ledger, estimates = self._ledger, self.estimates
+        decision = place(
+            prefill_pool(prefills, hits=hits, stores=stores, ledger=ledger, estimates=estimates),
+            decode_pool(decodes, ledger=ledger, estimates=estimates, numbers=machines(prefills)),
+            _LINKS,
+            wanted,
         )
-        decode = next(info for info in decodes if info.worker == name)
-        return Route(prefill, decode, reach)
+        chosen = decision.chosen
+        prefill = next(info for info in prefills if info.worker == chosen.prefill)
+        decode = next(info for info in decodes if info.worker == chosen.decode)
+        return chosen.cost, chosen.prefill, Route(prefill, decode, chosen.hit_tokens, decision)
 
     async def _hit_tokens(
         self, prefills: Sequence[WorkerInfo], tokens: TokenIds, tenant_key: bytes
-    ) -> dict[tuple[bytes, int], dict[str, int]]:
-        """By (root, block length) of the pool, leading tokens of the prompt that each worker and store holds."""
-        hits: dict[tuple[bytes, int], dict[str, int]] = {}
+    ) -> dict[tuple[bytes, int], tuple[bytes, dict[str, int]]]:
+        """By layout of the pool: the prompt's first block, and leading tokens that each worker and store holds."""
+        hits: dict[tuple[bytes, int], tuple[bytes, dict[str, int]]] = {}
         for root, block_tokens in sorted({_layout(info) for info in prefills}):
             hashes = await self._chain(tokens, root, block_tokens, tenant_key)
             found = self._cluster.hits(hashes) if hashes else {}
-            hits[root, block_tokens] = {worker: blocks * block_tokens for worker, blocks in found.items()}
+            held = {worker: blocks * block_tokens for worker, blocks in found.items()}
+            hits[root, block_tokens] = (hashes[0] if hashes else b"", held)
         return hits
-
-    def _prefill_load(
-        self, info: WorkerInfo, hits: Mapping[str, int], stores: Mapping[str, str], prompt_tokens: int
-    ) -> PrefillLoad:
-        stored = hits.get(stores.get(info.machine, ""), 0)
-        return PrefillLoad(
-            info.worker,
-            self._queued(info),
-            min(hits.get(info.worker, 0), prompt_tokens),
-            min(stored, prompt_tokens),
-        )
 
     async def _chain(
         self, tokens: TokenIds, root: bytes, block_tokens: int, tenant_key: bytes
@@ -123,19 +183,6 @@ class Placer:
         if len(tokens) > _IN_THREAD_ABOVE_TOKENS:
             return await asyncio.to_thread(compute)
         return compute()
-
-    def _queued(self, info: WorkerInfo) -> int:
-        return max(info.queued_tokens, self._ledger.tokens(info.worker))
-
-    def _decode_load(self, info: WorkerInfo) -> DecodeLoad:
-        total_tokens = max(1, info.total_pages * info.block_tokens)
-        reported = (info.total_pages - info.free_pages) * info.block_tokens
-        return DecodeLoad(
-            info.worker,
-            max(0, reported, self._ledger.tokens(info.worker)),
-            total_tokens,
-            max(info.running, self._ledger.requests(info.worker)),
-        )
 
 
 def _layout(info: WorkerInfo) -> tuple[bytes, int]:

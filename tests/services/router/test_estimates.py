@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.request import GenerateRequest
+from epdserve.services.sampling import SamplingParams
+from epdserve.services.types import (
+    DecodeReceipt,
+    Effort,
+    FinishReason,
+    KVHandle,
+    PrefillResult,
+    TailRef,
+    WorkerRole,
+    token_ids,
+)
+from support.fake_cluster import worker_info
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(*, effort: int = 75, tenant: bytes = b"t" * 32, max_tokens: int = 4096) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        tokens=token_ids(range(100)),
+        tenant_key=tenant,
+        sampling=SamplingParams(max_tokens=max_tokens, seed=1),
+        deadline_at=1e9,
+        effort=Effort(effort),
+    )
+
+
+def result(*, computed: int = 1000, run_ms: float = 100.0, cached: int = 0) -> PrefillResult:
+    handle = KVHandle("p0", "1", "lease", (), TailRef(0, 1, 4096, 0, True), computed + cached)
+    return PrefillResult(handle, cached, 0, computed, 0.0, run_ms)
+
+
+def test_a_fixed_length_is_counted_on_until_something_is_known() -> None:
+    estimates = Estimates(blind_tokens=1024)
+    assert estimates.forecast(request()).mean == 1024
+    assert estimates.forecast(request(max_tokens=10)).mean == 10
+
+
+def test_lengths_are_learnt_by_effort_and_never_exceed_what_is_allowed() -> None:
+    estimates = Estimates()
+    for _ in range(60):
+        estimates.answered(request(effort=50), 100, FinishReason.STOP)
+        estimates.answered(request(effort=100), 900, FinishReason.STOP)
+    assert estimates.forecast(request(effort=50)).mean < 200
+    assert estimates.forecast(request(effort=100)).mean > 600
+    assert estimates.forecast(request(effort=100, max_tokens=64)).high == 64
+    assert estimates.lengths.calibration.answers == 120
+
+
+def test_speeds_are_those_measured_and_of_a_new_worker_those_of_the_others() -> None:
+    estimates = Estimates()
+    assert estimates.prefill_tokens_per_s("p0") == estimates.prefill_tokens_per_s("p1")
+    for _ in range(50):
+        estimates.prefilled("p0", result(computed=1000, run_ms=500.0), expected_hit_tokens=0)
+    assert estimates.prefill_tokens_per_s("p0") == pytest.approx(2000)
+    assert estimates.prefill_tokens_per_s("p1") == pytest.approx(2000)
+    estimates.prefilled("p0", result(computed=3, run_ms=500.0), expected_hit_tokens=0)
+    assert estimates.prefill_tokens_per_s("p0") == pytest.approx(2000)
+    estimates.decoded("d0", DecodeReceipt("d0", steps=10, decode_ms=500.0))
+    assert estimates.step_s("d1") == pytest.approx(0.05)
+
+
+def test_what_was_not_where_the_index_said_is_counted() -> None:
+    estimates = Estimates()
+    estimates.prefilled("p0", result(cached=512), expected_hit_tokens=512)
+    estimates.prefilled("p0", result(cached=100), expected_hit_tokens=512)
+    hits = estimates.hits
+    assert (hits.prefills, hits.misrouted) == (2, 1)
+    assert (hits.expected_tokens, hits.missed_tokens) == (1024, 412)
+
+
+def test_failures_are_avoided_for_a_while_and_then_forgiven() -> None:
+    clock = Clock()
+    estimates, info = Estimates(clock=clock), worker_info("p0", WorkerRole.PREFILL)
+    assert estimates.trouble_s(info) == 0.0
+    for _ in range(20):
+        estimates.failed("p0")
+    assert estimates.trouble_s(info) > 1.0
+    clock.now = 120.0
+    assert estimates.trouble_s(info) < 0.01
+
+
+def test_a_hanging_step_is_seen_before_any_call_fails() -> None:
+    assert Estimates().trouble_s(worker_info("p0", WorkerRole.PREFILL, step_age_s=20.0)) > 10.0
+
+
+def test_workers_that_are_gone_are_forgotten_once_they_are_many() -> None:
+    estimates = Estimates()
+    for number in range(100):
+        estimates.failed(f"p{number}")
+        estimates.keep(["p0"])
+    assert estimates.workers <= 10
