@@ -24,11 +24,11 @@ from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
 from epdserve.services.router.metrics import RouterMetrics
+from epdserve.services.router.operations import RouterOperations
 from epdserve.services.router.rpc_cluster import RpcCluster
 from epdserve.services.router.tenancy.admin import create_admin
 from epdserve.services.router.tenancy.assembly import listening_host
 from epdserve.services.router.tenancy.metrics import GateCollector
-from epdserve.services.router.tenancy.operations import RouterOperations
 from epdserve.services.rpc.auth import read_token
 from fastapi import FastAPI
 
