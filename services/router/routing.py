@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from epdserve.kvstore.hashing import prefix_hash_chain
+from epdserve.kvstore.hashing import ImageDigest, prefix_hash_chain
 from epdserve.services.errors import Unavailable
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.joint import Decision, Placing, place
@@ -65,7 +65,7 @@ class Placer:
         targets: Targets = Targets(),
     ) -> None:
         self._cluster = cluster
-        self._ledger = ledger
+        self.ledger = ledger
         self._model_name = model_name
         self._targets = targets
         self.estimates = estimates if estimates is not None else Estimates()
@@ -94,6 +94,7 @@ class Placer:
         forecast: LengthForecast,
         request_id: str = "",
         avoid: Collection[Life] = (),
+        images: Sequence[ImageDigest] = (),
     ) -> Route:
         """Choose a pair of workers for a prompt.
 
@@ -102,6 +103,7 @@ class Placer:
             forecast: What the answer is expected to take.
             request_id: Spreads requests over equals while other routers' loads are not known exactly.
             avoid: Lives of workers that were lost under this request.
+            images: Of the prompt; they enter the names of its blocks.
 
         Raises:
             Unavailable: No pair of ready workers with one layout.
@@ -116,7 +118,7 @@ class Placer:
             )
             raise Unavailable(f"no {missing} worker is ready", retry_after_s=1.0)
         prefills = [info for info in prefills if info.cache_root in roots]
-        found = await self._hit_tokens(prefills, tokens, tenant_key)
+        found = await self._hit_tokens(prefills, tokens, tenant_key, images)
         stores = {info.machine: info.worker for info in self.ready(WorkerRole.STORE, avoid)}
         routes = []
         for layout, (affinity, hits) in found.items():
@@ -130,7 +132,7 @@ class Placer:
                 # Whether a tail will spare the window's rows is the worker's to know; all candidates are alike
                 rerun_tokens=0,
                 affinity=affinity,
-                staleness_s=0.0 if self._ledger.alone else _STALENESS_S,
+                staleness_s=0.0 if self.ledger.alone else _STALENESS_S,
             )
             there = [info for info in prefills if _layout(info) == layout]
             routes.append(
@@ -150,7 +152,7 @@ class Placer:
     ) -> tuple[float, str, Route]:
         """The best pair of one layout, with what routes are sorted by."""
         prefills, decodes = (sorted(infos, key=lambda info: info.worker) for infos in (prefills, decodes))
-        ledger, estimates = self._ledger, self.estimates
+        ledger, estimates = self.ledger, self.estimates
         decision = place(
             prefill_pool(prefills, hits=hits, stores=stores, ledger=ledger, estimates=estimates),
             decode_pool(decodes, ledger=ledger, estimates=estimates, numbers=machines(prefills)),
@@ -163,22 +165,33 @@ class Placer:
         return chosen.cost, chosen.prefill, Route(prefill, decode, chosen.hit_tokens, decision)
 
     async def _hit_tokens(
-        self, prefills: Sequence[WorkerInfo], tokens: TokenIds, tenant_key: bytes
+        self,
+        prefills: Sequence[WorkerInfo],
+        tokens: TokenIds,
+        tenant_key: bytes,
+        images: Sequence[ImageDigest],
     ) -> dict[tuple[bytes, int], tuple[bytes, dict[str, int]]]:
         """By layout of the pool: the prompt's first block, and leading tokens that each worker and store holds."""
         hits: dict[tuple[bytes, int], tuple[bytes, dict[str, int]]] = {}
         for root, block_tokens in sorted({_layout(info) for info in prefills}):
-            hashes = await self._chain(tokens, root, block_tokens, tenant_key)
+            hashes = await self._chain(tokens, root, block_tokens, tenant_key, images)
             found = self._cluster.hits(hashes) if hashes else {}
             held = {worker: blocks * block_tokens for worker, blocks in found.items()}
             hits[root, block_tokens] = (hashes[0] if hashes else b"", held)
         return hits
 
     async def _chain(
-        self, tokens: TokenIds, root: bytes, block_tokens: int, tenant_key: bytes
+        self,
+        tokens: TokenIds,
+        root: bytes,
+        block_tokens: int,
+        tenant_key: bytes,
+        images: Sequence[ImageDigest],
     ) -> Sequence[bytes]:
         def compute() -> Sequence[bytes]:
-            return prefix_hash_chain(tokens, block_tokens=block_tokens, root=root, tenant_key=tenant_key)
+            return prefix_hash_chain(
+                tokens, block_tokens=block_tokens, root=root, tenant_key=tenant_key, image_digests=images
+            )
 
         if len(tokens) > _IN_THREAD_ABOVE_TOKENS:
             return await asyncio.to_thread(compute)

@@ -25,12 +25,15 @@ from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.operations import RouterOperations
+from epdserve.services.router.policy_metrics import PolicyCollector
 from epdserve.services.router.rpc_cluster import RpcCluster
+from epdserve.services.router.sharing import sharing
 from epdserve.services.router.tenancy.admin import create_admin
 from epdserve.services.router.tenancy.assembly import listening_host
 from epdserve.services.router.tenancy.metrics import GateCollector
 from epdserve.services.rpc.auth import read_token
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 _BACKLOG = 2048
 _ADMIN_END_S = 5.0
@@ -141,6 +144,21 @@ async def administered(app: RouterApp, config: RouterConfig) -> AsyncIterator[No
             await asyncio.wait([task], timeout=_ADMIN_END_S)
 
 
+@asynccontextmanager
+async def shared(app: FastAPI, config: RouterConfig, registry: CollectorRegistry) -> AsyncIterator[None]:
+    """What placement knows is shared with the other routers, and can be read as metrics, until the block ends."""
+    parts = app.state.parts
+    async with sharing(
+        config.registry_url,
+        namespace=config.registry_namespace,
+        router_id=config.router_id,
+        ledger=parts.placer.ledger,
+        lengths=parts.placer.estimates.lengths,
+    ) as desk:
+        PolicyCollector(parts.placer.estimates, desk, registry)
+        yield
+
+
 def _token(config: RouterConfig) -> str:
     if config.cluster_token_file is None:
         raise InvalidRequest("cluster_token_file is not set", param="cluster_token_file")
@@ -181,7 +199,7 @@ async def serve(config: RouterConfig) -> None:
             # What is loaded by now stays for ever: collections need not walk it, and pause streams less
             gc.collect()
             gc.freeze()
-            async with administered(app, config):
+            async with administered(app, config), shared(app, config, registry):
                 await uvicorn_server(app, config).serve(sockets=[sock])
 
 
