@@ -12,7 +12,7 @@ import torch
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import TransferUnavailable
 from epdserve.kvstore.lease import LeaseTable
-from epdserve.kvstore.metrics import LeaseMetrics, SlotMetrics, TransferMetrics
+from epdserve.kvstore.metrics import LeaseMetrics, TransferMetrics
 from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.kvstore.types import LeaseId
 from epdserve.services.config import parse_config
@@ -78,10 +78,9 @@ class EncodeService:
         self._parts = parts = await asyncio.to_thread(
             VisionParts.load, role.model_dir, role, self._clock, self._registry, device=role.device
         )
-        lease_metrics, slots = LeaseMetrics(self._registry), SlotMetrics(self._registry)
+        lease_metrics = LeaseMetrics(self._registry)
         self._leases = leases = LeaseTable(self._clock, metrics=lease_metrics)
         lease_metrics.watch(lambda: leases.counts().held)
-        slots.watch("embeddings", parts.store.pool.counts)
         await self._open_transfer(exits)
         self._encoding = ImageEncoding(
             parts.encoder,

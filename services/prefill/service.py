@@ -166,7 +166,8 @@ class PrefillService(EngineService):
         return worker
 
     def _open_images(self, memory: ImageMemory) -> ImageDesk:
-        self._host.slot_metrics.watch("embeddings", memory.pool.counts)
+        if memory.parts is None:  # a cache is not something held
+            self._host.slot_metrics.watch("embeddings", memory.pool.counts)
         return ImageDesk(
             memory,
             self._transfers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Protocol
 
+from epdserve.services.image_types import EncodeJob, EncodeResult
 from epdserve.services.types import DecodeJob, KVHandle, PrefillJob, PrefillResult, TokenChunk, WorkerInfo
 
 
@@ -52,6 +53,9 @@ class Cluster(Protocol):
             WorkerLost, Draining, Unavailable: Another worker may do it.
             Overloaded, InvalidRequest, DeadlineExceeded: No other worker would.
         """
+
+    async def encode(self, worker: str, job: EncodeJob, *, timeout_s: float) -> EncodeResult:
+        """Have images embedded by a worker that does so. Raises as ``prefill``."""
 
     def decode(self, worker: str, job: DecodeJob, *, timeout_s: float) -> TokenStream:
         """Tokens of a request; its id must be new to the worker. Broken connections are resumed inside.

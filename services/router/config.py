@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.tenancy.config import TenancySettings
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +32,7 @@ class RouterConfig(BaseModel):
         max_resumes: How often a stream may go on elsewhere after its decode worker died.
         isolation: Whose prompts may share cached blocks: everybody's, a key's, or a user's of a key.
         memo_bytes: Drawn ids of delivered messages that are remembered, so that the next turn hits them.
+        images: What images are taken, and from where.
         keys_file: One ``NAME KEY`` or ``NAME sha256:HEX`` a line; absent = no keys wanted.
     """
 
@@ -76,6 +78,8 @@ class RouterConfig(BaseModel):
     keep_alive_s: float = Field(default=12.0, gt=0)
     send_stall_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=30.0, gt=0)
+
+    images: ImageSettings = ImageSettings()
 
     keys_file: Path | None = None
     tenancy: TenancySettings = TenancySettings()

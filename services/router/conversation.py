@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.grammar.tool_calls import Tool
 from epdserve.services.router.answer_format import AnswerFormat
 from epdserve.services.router.grammar import Calling, Expected, Markers, check_schema, grammar_for
+from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.router.options import Caller, Options, generation
 from epdserve.services.router.parsing import OutputParser, ParserOptions
 from epdserve.services.router.parts import RouterParts
@@ -73,7 +74,8 @@ class ConversationEndpoint(GenerationEndpoint):
         read = await off_the_loop(parts, len(raw), lambda: self.read(raw))
         if read.unknown:
             parts.metrics.unknown_fields.inc(read.unknown)
-        chat, options = read.prepared.chat, read.prepared.options
+        options = read.prepared.options
+        chat, images = await show_images(read.prepared.chat, parts)
         await check_grammar(read.prepared.grammar, parts, param=read.grammar_param)
         request = generation(
             chat.tokens,
@@ -85,10 +87,27 @@ class ConversationEndpoint(GenerationEndpoint):
             turns=True,
             # Reasoning is rendered again only where tools are declared
             keep_tail=chat.effort is None or bool(chat.schemas),
+            images=images,
         )
         parsing = parser_options(options, parts)
         parsers = [OutputParser(chat, parts.tokenizer, parsing) for _ in range(options.n)]
         return Asked(options, [request], parsers, read.shape(request))
+
+
+async def show_images(chat: RenderedChat, parts: RouterParts) -> tuple[RenderedChat, tuple[PromptImage, ...]]:
+    """A rendered conversation with the spans of its images in their places.
+
+    Raises:
+        InvalidRequest: An image cannot be had or is none, or no worker takes images now.
+        PayloadTooLarge: One exceeds a limit.
+    """
+    if not chat.image_sources or parts.pictures is None:
+        return chat, ()
+    if not parts.pipeline.takes_images():
+        raise InvalidRequest("no worker here takes images: image parts are refused", param="messages")
+    pictures = await parts.pictures.gather(chat.image_sources)
+    tokens, images = parts.pictures.place(chat.tokens, pictures)
+    return replace(chat, tokens=tokens), images
 
 
 async def off_the_loop(parts: RouterParts, size: int, work: Callable[[], ResultT]) -> ResultT:

@@ -11,6 +11,7 @@ from typing import Final
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.auth import tenant_key
 from epdserve.services.router.http_errors import ContextTooLong
+from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.sampling import Grammar, SamplingParams
@@ -82,6 +83,7 @@ def generation(
     number: int | None = None,
     turns: bool = False,
     keep_tail: bool = True,
+    images: Sequence[PromptImage] = (),
 ) -> GenerateRequest:
     """The pipeline's request; call it on the event loop.
 
@@ -89,6 +91,7 @@ def generation(
         number: Which one of several that a client's request becomes.
         turns: The prompt is a conversation, in which answers of ours come back.
         keep_tail: See ``GenerateRequest``.
+        images: Likewise.
 
     Raises:
         ContextTooLong: Prompt and answer do not fit.
@@ -108,6 +111,8 @@ def generation(
         tokens, recalled = parts.memo.splice(key, tokens)
         for turn in recalled:
             parts.metrics.turns.labels(memo=turn.value).inc()
+        if images and parts.pictures is not None:
+            images = parts.pictures.relocate(tokens, images)  # answers before them may have other ids now
     thinks = turns and len(tokens) > 1 and tokens[-1] == parts.tokenizer.think_start_id
     return GenerateRequest(
         request_id=name,
@@ -130,6 +135,7 @@ def generation(
         # The next turn renders the end of reasoning where this one has its beginning
         tail_at=len(tokens) - 1 if thinks else None,
         keep_tail=keep_tail,
+        images=tuple(images),
     )
 
 

@@ -13,6 +13,8 @@ from epdserve.services.policy.admission import AdmissionLimits
 from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
+from epdserve.services.router.images.opening import open_pictures
+from epdserve.services.router.images.pictures import PictureDesk
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.memo import TurnMemo
 from epdserve.services.router.metrics import RouterMetrics
@@ -44,6 +46,7 @@ class RouterParts:
     grammars: GrammarChecks
     memo: TurnMemo
     metrics: RouterMetrics
+    pictures: PictureDesk | None = None
 
     @property
     def body_limits(self) -> BodyLimits:
@@ -82,12 +85,13 @@ def assemble(
         release_timeout_s=config.release_timeout_s,
         max_resumes=config.max_resumes,
     )
+    pictures = open_pictures(config.model_dir, config.images, tokenizer)
     door = AdmissionLimits(config.max_in_flight_requests, config.max_in_flight_tokens)
     return RouterParts(
         config=config,
         cluster=cluster,
         tokenizer=tokenizer,
-        renderer=ChatRenderer(tokenizer),
+        renderer=ChatRenderer(tokenizer, takes_images=pictures is not None),
         placer=placer,
         pipeline=Pipeline(cluster, placer, ledger, limits),
         admission=Admission(door, clock),
@@ -103,4 +107,5 @@ def assemble(
         grammars=GrammarChecks(),
         memo=TurnMemo(tokenizer, max_bytes=config.memo_bytes),
         metrics=metrics if metrics is not None else RouterMetrics(),
+        pictures=pictures,
     )

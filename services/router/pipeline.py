@@ -25,6 +25,7 @@ from epdserve.services.errors import (
     WorkerLost,
 )
 from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.image_calls import ImageCalls
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail, now
@@ -73,6 +74,11 @@ class Pipeline:
         self._placer = placer
         self._ledger = ledger
         self._limits = limits
+        self._images = ImageCalls(cluster)
+
+    def takes_images(self) -> bool:
+        """Whether any worker embeds images now."""
+        return self._images.takes_images()
 
     async def generate(
         self, request: GenerateRequest, trail: Trail, start: Start | None = None
@@ -140,6 +146,7 @@ class Pipeline:
                     forecast=self._placer.estimates.forecast(request),
                     request_id=request.request_id,
                     avoid=lost,
+                    images=request.image_digests,
                 )
             except Unavailable:
                 if loop.time() >= give_up_at:
@@ -201,6 +208,7 @@ class Pipeline:
                 request.grammar,
                 _remaining_s(request.deadline_at),
                 request.keep_tail,
+                request.placed_images,
             )
             async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
@@ -220,20 +228,29 @@ class Pipeline:
             # Told once, of the prompt: a resumed request has told them
             request.prompt_logprobs if len(tokens) == len(request.tokens) else None,
             request.tail_at,
+            self._images.assign(request.images, route.prefill),
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:
                 with trail.waiting():
-                    result = await self._cluster.prefill(
-                        worker, job, timeout_s=_remaining_s(request.deadline_at)
-                    )
+                    result = await self._prefilled(worker, job, request)
             except ServiceError as error:
-                self._note_failure(error, worker)
+                if error.worker in (None, worker):
+                    self._note_failure(error, worker)
                 raise _named(error, worker) from error
         self._placer.estimates.prefilled(worker, result, expected_hit_tokens=route.hit_tokens)
         trail.prefill = trail.prefill or result
         trail.prefilled_at = trail.prefilled_at or now()
         return result
+
+    async def _prefilled(self, worker: str, job: PrefillJob, request: GenerateRequest) -> PrefillResult:
+        timeout_s = _remaining_s(request.deadline_at)
+        prefill = self._cluster.prefill(worker, job, timeout_s=timeout_s)
+        if not job.images:
+            return await prefill
+        return await self._images.beside(
+            prefill, job.request_id, request.images, job.images, timeout_s=timeout_s
+        )
 
     async def _decode(
         self, route: Route, job: DecodeJob, deadline_at: float, trail: Trail

@@ -42,6 +42,7 @@ class RenderedChat:
         schemas: Parameters of each declared function.
         in_calls: The prompt has opened the block of calls.
         prefix_tokens: Ids of an answer that is continued, at the end of the prompt.
+        image_sources: Of the conversation, in order; each has one place holder among ``tokens`` still.
     """
 
     tokens: TokenIds
@@ -51,6 +52,7 @@ class RenderedChat:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     in_calls: bool = False
     prefix_tokens: int = 0
+    image_sources: tuple[recipe.ImageSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,16 @@ class ChatPrompt:
 class ChatRenderer:
     """Renders conversations for one tokenizer. Thread-safe; encoding releases Python's lock."""
 
-    def __init__(self, tokenizer: RouterTokenizer) -> None:
+    def __init__(self, tokenizer: RouterTokenizer, *, takes_images: bool = False) -> None:
         """Prepare the encoder.
+
+        Args:
+            takes_images: Without it a conversation with images is refused.
 
         Raises:
             ValueError: The effort line of this tokenizer is not what the splice expects.
         """
-        self._tokenizer = tokenizer
+        self._tokenizer, self._takes_images = tokenizer, takes_images
         self._encoding = tokenizer.encoding
         self.options = recipe.ConversionOptions()
         self._splice_at, self._spliced_ids = self._find_effort_number()
@@ -110,7 +115,8 @@ class ChatRenderer:
         parsing = conversion.parsing_options
         conversation = _with_format(conversion.conversation, answer_format)
         parsing.parse_json_output = answer_format.any_json
-        if any(message.image_sources for message in conversation.messages):
+        sources = tuple(source for message in conversation.messages for source in message.image_sources)
+        if sources and not self._takes_images:
             raise InvalidRequest(
                 "this deployment serves text only: image parts are refused", param="messages"
             )
@@ -132,6 +138,7 @@ class ChatRenderer:
             {tool.name: tool.parameters if isinstance(tool.parameters, dict) else {} for tool in tools},
             parsing.starts_in_tool_calls,
             self._prefix_tokens(conversation, ids),
+            sources,
         )
 
     def _prefix_tokens(self, conversation: recipe.Conversation, ids: list[int]) -> int:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from epdserve.kvstore.hashing import ImageDigest
+from epdserve.services.image_types import PlacedImage
+from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.sampling import Grammar, SamplingParams
 from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, TokenIds
 
@@ -25,6 +28,7 @@ class GenerateRequest:
         prompt_logprobs: Alternatives told with each prompt token; such a request is ``exact``.
         tail_at: Where the next turn's prompt is likely to leave this one.
         keep_tail: The next turn is likely to begin with all of this one.
+        images: Of the prompt, in order.
     """
 
     request_id: str
@@ -40,6 +44,21 @@ class GenerateRequest:
     prompt_logprobs: int | None = None
     tail_at: int | None = None
     keep_tail: bool = True
+    images: tuple[PromptImage, ...] = ()
+
+    @property
+    def image_digests(self) -> tuple[ImageDigest, ...]:
+        """What the names of blocks take up."""
+        return tuple(
+            ImageDigest(image.first_token, image.tokens, image.picture.digest) for image in self.images
+        )
+
+    @property
+    def placed_images(self) -> tuple[PlacedImage, ...]:
+        """Where the images stand, for a worker that needs no embeddings."""
+        return tuple(
+            PlacedImage(image.first_token, image.tokens, image.picture.digest) for image in self.images
+        )
 
 
 @dataclass(slots=True)

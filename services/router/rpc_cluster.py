@@ -17,10 +17,12 @@ from typing import Final, NewType, Self, cast
 from epdserve.kvstore.block_index import BlockIndex, BlockIndexCounts
 from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.errors import Cancelled, ServiceError, WorkerLost
+from epdserve.services.image_types import EncodeJob, EncodeResult
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster import TokenStream
 from epdserve.services.rpc.client import PrefillClient
 from epdserve.services.rpc.decode_session import DecodeSession
+from epdserve.services.rpc.encode_client import EncodeClient
 from epdserve.services.rpc.watch import watch_blocks
 from epdserve.services.types import (
     BlockUpdate,
@@ -60,6 +62,7 @@ class RpcCluster:
         self._session = uuid.uuid4().hex
         self._prefills: dict[Life, PrefillClient] = {}
         self._decodes: dict[Life, DecodeSession] = {}
+        self._encoders: dict[Life, EncodeClient] = {}
         self._watches: dict[Life, asyncio.Task[None]] = {}
         self._index = BlockIndex()
         self._past_reconnects = 0
@@ -77,7 +80,7 @@ class RpcCluster:
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.wait([self._reconciler])
-        for life in [*self._prefills, *self._decodes, *self._watches]:
+        for life in [*self._prefills, *self._decodes, *self._encoders, *self._watches]:
             self._retire(life)
         if self._closing:
             await asyncio.wait(self._closing, timeout=_CLOSE_S)
@@ -100,6 +103,14 @@ class RpcCluster:
             # The answer may be under way, with a lease that nobody else knows of.
             self._later(_abandon(client, job.request_id))
             raise
+
+    async def encode(self, worker: str, job: EncodeJob, *, timeout_s: float) -> EncodeResult:
+        """One unary call; cancelling it leaves the worker its work."""
+        info = self._live(worker)
+        life = _life(info)
+        if life not in self._encoders:
+            self._encoders[life] = EncodeClient(info.address, token=self._token, worker=info.worker)
+        return await self._encoders[life].run(job, deadline_s=timeout_s)
 
     def decode(self, worker: str, job: DecodeJob, *, timeout_s: float) -> TokenStream:
         """A share of the worker's stream."""
@@ -170,7 +181,7 @@ class RpcCluster:
     def _reconcile(self) -> None:
         """Connect to new lives, retire the connections of old ones."""
         infos = {_life(info): info for info in self._view.workers()}
-        for life in {*self._prefills, *self._decodes, *self._watches} - infos.keys():
+        for life in {*self._prefills, *self._decodes, *self._encoders, *self._watches} - infos.keys():
             self._retire(life)
         for life, info in infos.items():
             if info.role is WorkerRole.DECODE:
@@ -186,6 +197,8 @@ class RpcCluster:
             self._later(_ended(watch))
         if (client := self._prefills.pop(life, None)) is not None:
             self._later(client.close())
+        if (encoder := self._encoders.pop(life, None)) is not None:
+            self._later(encoder.close())
         if (session := self._decodes.pop(life, None)) is not None:
             _log.info("decode worker left", extra={"worker": life[0], "requests": session.live})
             self._past_reconnects += session.reconnects

@@ -1,0 +1,344 @@
+"""The rules of fetching, a row each; a small server on loopback stands for the world where bytes are needed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from epdserve.services.errors import InvalidRequest, PayloadTooLarge
+from epdserve.services.router.images.addresses import is_public
+from epdserve.services.router.images.config import ImageSettings
+from epdserve.services.router.images.fetcher import ImageFetcher
+from epdserve.services.router.images.urls import AllowList, parse_target, read_data_url
+
+Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.1.2.3",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "192.0.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "198.51.100.7",
+        "203.0.113.9",
+        "224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "fd12:3456::1",
+        "ff02::1",
+        "2001:db8::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::1",
+        "2002:a00:1::1",
+        "localhost",
+        "",
+        "not an address",
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"])
+def test_public_addresses_pass(address: str) -> None:
+    assert is_public(address)
+
+
+ALLOWED = AllowList(["img.example.com", "*.cdn.example.net", "odd.example.org:8443", "[2606:4700::1111]"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://img.example.com/a.png",
+        "https://IMG.example.com./a.png?x=1#part",
+        "https://img.example.com:443/",
+        "https://a.cdn.example.net/x",
+        "https://a.b.cdn.example.net/x",
+        "https://odd.example.org:8443/x",
+        "https://[2606:4700::1111]/x",
+    ],
+)
+def test_allowed_urls(url: str) -> None:
+    assert parse_target(url, ALLOWED, allow_http=False, max_chars=8192).scheme == "https"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://img.example.com/a.png", "not fetched by"),
+        ("file:///etc/passwd", "not fetched by"),
+        ("ftp://img.example.com/a", "not fetched by"),
+        ("gopher://img.example.com/a", "not fetched by"),
+        ("//img.example.com/a", "not fetched by"),
+        ("img.example.com/a.png", "not fetched by"),
+        ("", "not fetched by"),
+        ("https://other.example.com/a.png", "does not fetch"),
+        ("https://example.com/", "does not fetch"),
+        ("https://cdn.example.net/", "does not fetch"),
+        ("https://evilcdn.example.net/", "does not fetch"),
+        ("https://img.example.com.evil.org/", "does not fetch"),
+        ("https://img.example.com:22/", "does not fetch"),
+        ("https://odd.example.org/", "does not fetch"),
+        ("https://127.0.0.1/", "does not fetch"),
+        ("https://[::1]/", "does not fetch"),
+        ("https://2130706433/", "does not fetch"),
+        ("https:///a", "does not fetch"),
+        ("https://user:secret@img.example.com/", "credentials"),
+        ("https://user@img.example.com/", "credentials"),
+        ("https://img.example.com@evil.org/", "credentials"),
+        ("https://img.example.com\\@evil.org/", "escaped"),
+        ("https://img.example.com/a b", "escaped"),
+        ("https://img.example.com/\r\nHost: x", "escaped"),
+        ("https://\u0456mg.example.com/", "escaped"),
+        ("https://img.example.com:99999/", "malformed"),
+        ("https://[::1/", "malformed"),
+        ("https://img.example.com/" + "a" * 8192, "characters"),
+    ],
+)
+def test_refused_urls(url: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        parse_target(url, ALLOWED, allow_http=False, max_chars=8192)
+
+
+@pytest.mark.parametrize("entry", ["", "*", "*.", "a*b.org", "https://a.org", "u@a.org"])
+def test_an_allow_list_holds_hosts_only(entry: str) -> None:
+    with pytest.raises(ValueError, match="no host"):
+        AllowList([entry])
+
+
+@pytest.mark.parametrize(
+    ("url", "data"),
+    [
+        ("data:image/png;base64,AAEC", b"\0\1\2"),
+        ("DATA:;BASE64,AAEC", b"\0\1\2"),
+        ("data:image/png;base64,AAE", b"\0\1"),
+        ("data:image/png;base64,AA%2FC", b"\x00\x0f\xc2"),
+        ("data:image/png;base64,-_8=", b"\xfb\xff"),
+        ("data:text/plain;charset=utf-8,a%20b", b"a b"),
+    ],
+)
+def test_data_urls(url: str, data: bytes) -> None:
+    assert read_data_url(url, max_bytes=100) == data
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["data:image/png;base64", "data:image/png;base64,", "data:;base64,A", "data:;base64,%%%", "png,AAAA"],
+)
+def test_broken_data_urls(url: str) -> None:
+    with pytest.raises(InvalidRequest):
+        read_data_url(url, max_bytes=100)
+
+
+@pytest.mark.parametrize("url", ["data:;base64," + "AAAA" * 100, "data:," + "x" * 101])
+def test_data_urls_are_limited(url: str) -> None:
+    with pytest.raises(PayloadTooLarge):
+        read_data_url(url, max_bytes=100)
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def world(answer: Answer) -> AsyncIterator[int]:
+    """A server that answers every request line with ``answer``; yields its port."""
+
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            await answer(head.decode(), writer)
+            await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+
+def says(status: str, body: bytes = b"", **headers: str) -> Answer:
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        lines = [f"HTTP/1.1 {status}", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+        if "Content_Length" not in headers:
+            lines.append(f"Content-Length: {len(body)}")
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    return answer
+
+
+class Names:
+    """A resolver that counts, and may change its mind."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers, self.asked = list(answers), []
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def fetcher(port: int, names: Names | None = None, **settings: object) -> ImageFetcher:
+    values = {"allowed_hosts": (f"pics.test:{port}", f"more.test:{port}"), "allow_http": True, **settings}
+    return ImageFetcher(
+        ImageSettings.model_validate(values),
+        resolve=names or Names(["127.0.0.1"]),
+        reachable=lambda address: address == "127.0.0.1",
+    )
+
+
+async def test_an_image_is_fetched_from_the_address_that_was_checked() -> None:
+    heads = []
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        heads.append(head)
+        await says("200 OK", b"picture")(head, writer)
+
+    names = Names(["127.0.0.1"], ["10.0.0.1"])  # a name that changes its mind after the check
+    async with world(answer) as port:
+        assert await fetcher(port, names).fetch(f"http://pics.test:{port}/a?b=c#d") == b"picture"
+    assert names.asked == ["pics.test"]
+    assert heads[0].startswith("GET /a?b=c HTTP/1.1\r\n")
+    assert f"Host: pics.test:{port}\r\n" in heads[0]
+    assert "authorization" not in heads[0].lower()
+    assert "cookie" not in heads[0].lower()
+
+
+@pytest.mark.parametrize(
+    "addresses", [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], []]
+)
+async def test_a_name_with_any_bad_address_is_not_dialled(addresses: list[str]) -> None:
+    async with world(says("200 OK", b"x")) as port:
+        with pytest.raises(InvalidRequest, match="address"):
+            await fetcher(port, Names(addresses)).fetch(f"http://pics.test:{port}/")
+
+
+async def test_without_an_allow_list_nothing_is_fetched() -> None:
+    with pytest.raises(InvalidRequest, match="data URLs"):
+        await ImageFetcher(ImageSettings()).fetch("https://img.example.com/a.png")
+
+
+async def test_the_real_resolver_and_the_real_rule_refuse_loopback() -> None:
+    settings = ImageSettings(allowed_hosts=("localhost",))
+    with pytest.raises(InvalidRequest, match="address"):
+        await ImageFetcher(settings).fetch("https://localhost/")
+
+
+async def test_redirects_are_followed_by_the_same_rules() -> None:
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        port = writer.get_extra_info("sockname")[1]
+        targets = {
+            "/start": f"http://more.test:{port}/relative",
+            "/relative": "end",
+            "/away": f"http://other.test:{port}/end",
+            "/scheme": "file:///etc/passwd",
+            "/port": "http://more.test:22/",
+            "/loop": "/loop",
+            "/nowhere": "",
+        }
+        path = head.split()[1]
+        if path in targets:
+            await says("302 Found", Location=targets[path])(head, writer)
+        else:
+            await says("200 OK", b"end")(head, writer)
+
+    async with world(answer) as port:
+        assert await fetcher(port).fetch(f"http://pics.test:{port}/start") == b"end"
+        for path, why in (
+            ("away", "does not fetch"),
+            ("scheme", "not fetched by"),
+            ("port", "does not fetch"),
+            ("loop", "redirects more than 3"),
+            ("nowhere", "nowhere"),
+        ):
+            with pytest.raises(InvalidRequest, match=why):
+                await fetcher(port).fetch(f"http://pics.test:{port}/{path}")
+
+
+async def test_a_redirect_to_an_allowed_name_with_a_private_address_is_refused() -> None:
+    async with world(says("302 Found", Location="/again")) as port:
+        with pytest.raises(InvalidRequest, match="address"):
+            await fetcher(port, Names(["127.0.0.1"], ["169.254.169.254"])).fetch(f"http://pics.test:{port}/")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        (says("404 Not Found"), InvalidRequest, "answers 404"),
+        (says("500 No"), InvalidRequest, "answers 500"),
+        (says("206 Partial", b"x"), InvalidRequest, "answers 206"),
+        (says("200 OK"), InvalidRequest, "empty"),
+        (says("200 OK", b"x", Content_Encoding="gzip"), InvalidRequest, "encoding"),
+        (says("200 OK", b"x", Content_Length="1001"), PayloadTooLarge, "1001"),
+        (says("200 OK", b"x" * 1001, Content_Length="99999999"), PayloadTooLarge, "99999999"),
+        (says("200 OK", b"x", Content_Length="50"), InvalidRequest, "cannot be fetched"),
+        (says("nonsense"), InvalidRequest, "cannot be fetched"),
+    ],
+)
+async def test_bad_answers(answer: Answer, error: type[Exception], why: str) -> None:
+    async with world(answer) as port:
+        with pytest.raises(error, match=why):
+            await fetcher(port, max_bytes=1000).fetch(f"http://pics.test:{port}/")
+
+
+async def test_an_answer_without_a_length_is_cut_off_at_the_limit() -> None:
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        for _ in range(1000):
+            writer.write(b"x" * 1000)
+            await writer.drain()
+
+    async with world(answer) as port:
+        with pytest.raises(PayloadTooLarge, match="more than 5000"):
+            await fetcher(port, max_bytes=5000).fetch(f"http://pics.test:{port}/")
+
+
+@pytest.mark.parametrize("drip", [False, True])
+async def test_a_slow_server_costs_its_seconds(drip: bool) -> None:
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            writer.write(b"x" if drip else b"")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with world(answer) as port:
+        with pytest.raises(InvalidRequest, match=r"within 0.3 s"):
+            await fetcher(port, fetch_timeout_s=0.3).fetch(f"http://pics.test:{port}/")
+
+
+async def test_a_closed_port_is_an_image_that_cannot_be_fetched() -> None:
+    async with world(says("200 OK", b"x")) as port:
+        pass
+    with pytest.raises(InvalidRequest, match="cannot be fetched"):
+        await fetcher(port).fetch(f"http://pics.test:{port}/")
