@@ -145,6 +145,18 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
                     f"{source} [{path}]: {name} is set by up itself; see machine.model_dir and --model"
                 )
             section[name] = values[name]
+    _carry_over(filled, source)
+    images = _section(filled, "prefill.images", source)
+    images.setdefault("mode", "pool" if filled["machine"].get("encode_workers") else "local")
+    if port is not None:
+        _section(filled, "router", source)["port"] = port
+    settings = _parse(filled, UpSettings, source)
+    _check_alike(settings, source)
+    return settings
+
+
+def _carry_over(filled: dict[str, Any], source: str) -> None:
+    """What is said once and concerns others, too."""
     router, pool = _section(filled, "router", source), _section(filled, "pool", source)
     for key, pool_key in AS_THE_POOL.items():
         if pool_key in pool:
@@ -152,14 +164,7 @@ def fill_in(table: Mapping[str, Any], chosen: Chosen, *, port: int | None, sourc
     store, engine = _section(filled, "store", source), _section(filled, "prefill.engine", source)
     for key in ALIKE:
         if key in engine:
-            store.setdefault(key, engine[key])  # said once for the workers, it need not be said again
-    images = _section(filled, "prefill.images", source)
-    images.setdefault("mode", "pool" if filled["machine"].get("encode_workers") else "local")
-    if port is not None:
-        router["port"] = port
-    settings = _parse(filled, UpSettings, source)
-    _check_alike(settings, source)
-    return settings
+            store.setdefault(key, engine[key])
 
 
 def _check_alike(settings: UpSettings, source: str) -> None:

@@ -160,12 +160,7 @@ class Fetches:
 
     async def _next(self, fetch: _Fetch, step: Step) -> _Brought | None:
         """The next blocks, None when the time is over. What comes too late is let go."""
-        while True:
-            other = self._loading.get(step[0][0])
-            left_s = fetch.ends_at - self._clock.monotonic()
-            if other is None or left_s <= 0:
-                break
-            await asyncio.wait([other], timeout=None if left_s == float("inf") else left_s)
+        left_s = fetch.ends_at - self._clock.monotonic()
         task = self._tasks.start(self._bring(fetch.request, step), "bring")
         try:
             async with asyncio.timeout(None if left_s == float("inf") else max(left_s, 0.0)):
@@ -183,30 +178,37 @@ class Fetches:
     async def _bring(self, request: FetchRequest, step: Step) -> _Brought:
         """As many blocks from the beginning of ``step`` as one tier has, pinned."""
         hashes, parent = step
-        held = self._memory.cache.held(hashes, exact=request.exact)
-        here = held.index(False) if False in held else len(held)
-        if here:
-            pinned = self._memory.cache.match(hashes[:here], exact=request.exact)
-            if pinned:  # else they went between the two looks
-                if self._memory.tier is not None:
-                    self._memory.tier.touch([block.header.block_hash for block in pinned])
+        while True:
+            if pinned := self._held(hashes, request):
                 return _Brought(pinned, CacheTier.HOST)
-        run = hashes[: held.index(True)] if True in held[1:] and not here else hashes
-        # counts the misses; what has come meanwhile is found once more below
+            other = self._loading.get(hashes[0])
+            if other is None:
+                break
+            await asyncio.wait([other])  # who wants the same waits instead of bringing it again
+        later = self._memory.cache.held(hashes[1:], exact=request.exact)
+        run = hashes[: 1 + later.index(True)] if True in later else hashes
+        # counts the misses
         self._memory.cache.release(self._memory.cache.match(run, exact=request.exact))
-        return await self._alone((run, parent), request)
-
-    async def _alone(self, step: Step, request: FetchRequest) -> _Brought:
-        """Bring blocks that are not in memory; others who want them wait instead of bringing them again."""
         current = asyncio.current_task()
         assert current is not None, "a coroutine runs in a task"
-        mine = [block_hash for block_hash in step[0] if block_hash not in self._loading]
+        mine = [block_hash for block_hash in run if block_hash not in self._loading]
         self._loading.update(dict.fromkeys(mine, current))
         try:
-            return await self._from_below(step, request)
+            return await self._from_below((run, parent), request)
         finally:
             for block_hash in mine:
                 del self._loading[block_hash]
+
+    def _held(self, hashes: Sequence[BlockHash], request: FetchRequest) -> list[PinnedBlock]:
+        """What memory holds of a chain, pinned and used, on disk as well."""
+        held = self._memory.cache.held(hashes, exact=request.exact)
+        here = held.index(False) if False in held else len(held)
+        if not here:
+            return []
+        pinned = self._memory.cache.match(hashes[:here], exact=request.exact)
+        if self._memory.tier is not None:
+            self._memory.tier.touch([block.header.block_hash for block in pinned])
+        return pinned
 
     async def _from_below(self, step: Step, request: FetchRequest) -> _Brought:
         hashes, parent = step

@@ -133,20 +133,9 @@ class Parts:
             machine=settings.pool.machine_name,
             token=settings.cluster_token,
         )
-        peers = None
         if role.ask_peers:
             neighbours.start()
             exits.push_async_callback(neighbours.stop)
-            peers = PeerBlocks(
-                memory,
-                neighbours,
-                self.book,
-                puller,
-                executor,
-                metrics,
-                self.deletions,
-                deadline_s=role.peer_deadline_s,
-            )
         self.fetches = Fetches(
             memory,
             self.saver,
@@ -155,11 +144,23 @@ class Parts:
             metrics,
             self.clock,
             incarnation=settings.incarnation,
-            peers=peers,
+            peers=self._peer_blocks() if role.ask_peers else None,
         )
         exits.push_async_callback(self.fetches.stop)
         self.offloads = Offloads(memory, self.saver, self.book, puller, executor, role, metrics, self.clock)
         exits.push_async_callback(self.offloads.stop)
+
+    def _peer_blocks(self) -> PeerBlocks:
+        return PeerBlocks(
+            self.memory,
+            self.neighbours,
+            self.book,
+            self._puller,
+            self.executor,
+            self.metrics,
+            self.deletions,
+            deadline_s=self._role.peer_deadline_s,
+        )
 
     def _open_tails(self, exits: AsyncExitStack, view: ClusterView) -> None:
         """What moves tails."""

@@ -54,12 +54,9 @@ class Puller:
         quarantine until the transfer is over. Not to be cancelled: run it in a task that is awaited to its end.
 
         Args:
-            endpoint: The peer.
-            region: Its region.
-            places: In it.
-            slots: Being filled, of ``owner``.
-            into: Their region.
-            owner: Gave the slots out.
+            endpoint: Of the peer, whose ``region`` has the places.
+            places: One for each slot.
+            slots: Of ``owner``, in the region ``into``; being filled.
             nbytes: Of each.
             deadline_s: From now on.
         """

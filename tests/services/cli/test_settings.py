@@ -1,9 +1,11 @@
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.settings import Chosen, UpSettings, fill_in, machine_config, read_table
+from epdserve.services.config import config_text
 
 CHOSEN = Chosen(Path("/models/demo"), "unix:///run/registry.sock", Path("/run/token"))
 
@@ -74,3 +76,21 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
         read_table(broken)
     with pytest.raises(CommandError, match="cannot read"):
         read_table(tmp_path / "absent.toml")
+
+
+def test_a_store_has_the_blocks_of_its_workers() -> None:
+    engine = {"engine": {"block_tokens": 64, "precision": "f32"}}
+    settings = filled({"prefill": engine, "decode": engine})
+    assert (settings.store.block_tokens, settings.store.precision.value) == (64, "f32")
+    assert settings.store.model_dir == CHOSEN.model_dir
+    with pytest.raises(CommandError, match=r"block_tokens is 32 in .prefill.engine. and 64 in .store."):
+        filled({"store": {"block_tokens": 64}})
+
+
+def test_a_machine_may_have_no_store_and_other_disks() -> None:
+    assert not filled({"machine": {"store": False}}).machine.store
+    directory = {"folder": "/mnt/a", "capacity_bytes": 1 << 30}
+    settings = filled({"store": {"ssd": {"directories": [directory]}}})
+    assert settings.store.ssd.directories[0].folder == Path("/mnt/a")
+    again = tomllib.loads(config_text(settings.store))
+    assert again["ssd"]["directories"] == [directory]
