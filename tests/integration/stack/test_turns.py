@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
 from support.stack import Stack
 
 BLOCK_TOKENS = 32
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 def ask(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -26,32 +24,30 @@ def cached(answer: dict[str, Any]) -> int:
     return found
 
 
-@pytest.mark.parametrize("thinking", ["disabled", "enabled"])
-def test_the_next_turn_hits_the_answer(stack: Stack, thinking: str) -> None:
-    """Tools are declared, so that reasoning is rendered again. Texts that are not UTF-8 cannot come back: five tries."""
-    hits = []
+def test_the_next_turn_hits_the_answer(stack: Stack) -> None:
+    """What an untrained model says does not always come back as text, hence five tries."""
+    missed = []
     for number in range(5):
         history = [{"role": "user", "content": f"Tell me a story about the number {number}. " * 4}]
-        fields = {"thinking": {"type": thinking}, "tools": [TOOL]}
-        first = ask(stack, history, **fields)
-        message = first["choices"][0]["message"]
-        said = {key: message[key] for key in ("content", "reasoning_content") if message.get(key)}
-        if not said or any("\ufffd" in text for text in said.values()) or message.get("tool_calls"):
+        first = ask(stack, history)
+        content = first["choices"][0]["message"]["content"]
+        if not content:
             continue
-        history += [{"role": "assistant", **said}, {"role": "user", "content": "And then?"}]
-        second = ask(stack, history, **fields)
+        history += [{"role": "assistant", "content": content}, {"role": "user", "content": "And then?"}]
         whole = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
-        hits.append(cached(second) - whole)
-    # All but the token drawn last, or all but an open block where the tail was lost
-    assert max(hits) >= -BLOCK_TOKENS
+        missed.append(whole - cached(ask(stack, history)))
+    # The token drawn last was not run; where the tail was not worth fetching, the open block is missed, too
+    assert min(missed) <= BLOCK_TOKENS
 
 
 def test_reasoning_that_is_dropped_costs_no_more_than_itself(stack: Stack) -> None:
-    """Without tools the next turn renders no reasoning: it goes on from the tail before the thinking marker."""
-    history = [{"role": "user", "content": "Tell me a long story about the sea. " * 6}]
-    fields = {"thinking": {"type": "enabled"}}
-    first = ask(stack, history, **fields)
-    history += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Why not?"}]
-    second = ask(stack, history, **fields)
-    assert second["epdserve"]["tokens"]["replayed_rows"] == 0
-    assert cached(second) == first["usage"]["prompt_tokens"] - 1
+    """The next turn renders no reasoning: it goes on before the thinking marker, wherever in a block that is."""
+    missed = []
+    for number in range(4):
+        history = [{"role": "user", "content": f"Tell me a long story about the sea {number}. " * 6}]
+        first = ask(stack, history, thinking={"type": "enabled"})
+        history += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Why not?"}]
+        second = ask(stack, history, thinking={"type": "enabled"})
+        missed.append(first["usage"]["prompt_tokens"] - cached(second))
+    # The marker itself; a tail is fetched unless the machine is too busy for it to pay
+    assert min(missed) == 1
