@@ -176,18 +176,23 @@ def _prefill_times(
     pool: PrefillPool, request: Placing, settings: PlacementSettings
 ) -> tuple[Floats, Floats, Floats]:
     """Tokens to compute, seconds for fetching and computing, and hit length of each worker, by its best tier."""
-    prompt = request.prompt_tokens
+    prompt = float(request.prompt_tokens)
     hits = np.minimum(pool.hit_tokens, prompt - 1)
-    useful = np.where(hits > request.rerun_tokens, hits - request.rerun_tokens, 0.0)
-    compute = prompt - useful
-    fetched = np.maximum(0.0, np.diff(hits, axis=0)) * request.bytes_per_token
+    compute = np.where(hits > request.rerun_tokens, prompt + request.rerun_tokens - hits, prompt)
     seconds = compute / pool.tokens_per_s
-    seconds[1:] += np.cumsum(fetched / pool.fetch_bytes_per_s[1:, None], axis=0)
+    fetch_s = np.zeros(len(pool.names))
+    for tier in range(1, len(hits)):
+        fetch_s += (hits[tier] - hits[tier - 1]) * (request.bytes_per_token / pool.fetch_bytes_per_s[tier])
+        seconds[tier] += fetch_s
     if not settings.tier_weights:
         return compute[0], seconds[0], hits[0]
-    best = np.argmin(seconds, axis=0)
-    columns = np.arange(len(pool.names))
-    return compute[best, columns], seconds[best, columns], hits[best, columns]
+    soonest, computed, hit = seconds[0], compute[0], hits[0]
+    for tier in range(1, len(hits)):
+        sooner = seconds[tier] < soonest
+        soonest = np.where(sooner, seconds[tier], soonest)
+        computed = np.where(sooner, compute[tier], computed)
+        hit = np.where(sooner, hits[tier], hit)
+    return computed, soonest, hit
 
 
 def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSettings) -> tuple[Floats, Floats]:
@@ -210,7 +215,10 @@ def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSetting
 
 def _late(seconds: Floats, target_s: float, settings: PlacementSettings) -> Floats:
     share = seconds / target_s
-    return np.asarray(share + settings.miss * np.maximum(0.0, share - 1), dtype=np.float64)
+    excess = np.maximum(0.0, share - 1)
+    excess *= settings.miss
+    excess += share
+    return excess
 
 
 def _best(costs: Floats, count: int) -> Indices:
@@ -234,8 +242,10 @@ def _shortlist_decodes(
     wanted[machines] = True
     near = np.flatnonzero(wanted[pool.machines])
     near = near[np.argsort(costs[near], kind="stable")]
-    _, first = np.unique(pool.machines[near], return_index=True)
-    return np.unique(np.concatenate((chosen, near[first])))
+    first: dict[int, int] = {}
+    for machine, worker in zip(pool.machines[near].tolist(), near.tolist(), strict=True):
+        first.setdefault(machine, worker)
+    return np.array(sorted({*chosen.tolist(), *first.values()}), dtype=np.int64)
 
 
 def _transfer_s(
