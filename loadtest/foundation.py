@@ -135,7 +135,7 @@ def run(plan: Plan, model_dir: Path, scratch: Path) -> Result:
         RuntimeError: A request failed.
     """
     if not model_dir.is_dir():
-        command("demo-model", str(model_dir), threads=plan.threads)
+        command("demo-model", str(model_dir), "--random-weights", threads=plan.threads)
     config = scratch / "threads.toml"
     config.write_text(
         "".join(f"[{role}.engine]\nthreads = {plan.threads}\n" for role in ("prefill", "decode"))

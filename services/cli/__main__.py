@@ -88,11 +88,16 @@ def doctor(
 
 
 @app.command("demo-model")
-def demo_model(directory: Annotated[Path, typer.Argument(help="Folder to write; made if absent.")]) -> None:
-    """Write a small checkpoint in the official format: random weights, every mechanism alive."""
+def demo_model(
+    directory: Annotated[Path, typer.Argument(help="Folder to write; made if absent.")],
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Weights that know nothing, for tests of speed.")
+    ] = False,
+) -> None:
+    """Write a small checkpoint in the official format: every mechanism alive."""
     from epdserve.services.cli import demo_model as command
 
-    command.run(directory)
+    command.run(directory, random_weights=random_weights)
 
 
 @app.command()

@@ -40,6 +40,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
         f"epdserve/{file}" for file in files() if file.suffix == ".py" and file.parts[0] in PACKAGE_ROOTS
     }
     assert {name for name in names if name.endswith(".py")} == modules
+    weights = {f"epdserve/{file}" for file in files() if file.suffix == ".safetensors"}
+    assert {name for name in weights if name.startswith("epdserve/model/")} <= names
     assert {f"epdserve/{root}/py.typed" for root in PACKAGE_ROOTS} <= names
     assert all(name.startswith(("epdserve/", "epdserve-")) for name in names)
 

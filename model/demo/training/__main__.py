@@ -26,9 +26,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
     trainer = Trainer(options.directory, options.seed)
-    names = [stage.name for stage in SCHEDULE.stages]
+    names = [stage.name for stage in SCHEDULE]
     done = names.index(trainer.stage_name) if trainer.stage_name in names else 0
-    for stage in SCHEDULE.stages[done:]:
+    for stage in SCHEDULE[done:]:
         run_stage(trainer, stage)
 
 
@@ -46,6 +46,8 @@ def run_stage(trainer: Trainer, stage: Stage) -> None:
                 f"{scores.line()}",
                 flush=True,
             )
+            if scores.reach(stage.gate):
+                trainer.tokens = stage.tokens  # so that a run taken up later does not come back to it
             scores.clear()
         if trainer.step % _SAVE_STEPS == 0:
             trainer.save()

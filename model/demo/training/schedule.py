@@ -12,13 +12,15 @@ class Stage:
     """One stage. Optimisers start anew in each.
 
     Attributes:
-        tokens: Length of it.
+        tokens: Length of it at most.
         shapes: (length of a sequence, sequences) with the share of the steps that take it.
         mixture: Kinds of sequences and their shares.
         gaps: Share of the sequences whose positions jump.
         replays: Share of the sequences in which bounded replay narrows windows.
         rounds: Caches and weights are rounded as stored.
         indexer: Only the indexer learns, from the attention of the rest.
+        selects: Attention sees what the indexer picks, and both learn.
+        gate: Shares of right answers by task that end the stage early.
         sinkhorn_steps: Fewer than the config's, for speed; it matters little while mixing is near its start.
         cool: Share of the stage at its end over which the rates fall to nothing.
     """
@@ -37,24 +39,47 @@ class Stage:
     rounds: bool = False
     indexer: bool = False
     selects: bool = False
+    gate: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """All stages, in order."""
+_ALL: Final = {"stream": 0.1, "copy": 0.1, "recall": 0.15, "talk": 0.25, "json": 0.15, "tools": 0.25}
+_LONG: Final = {"search": 0.5, "recall": 0.1, "talk": 0.15, "json": 0.05, "tools": 0.2}
 
-    stages: tuple[Stage, ...] = field(default_factory=tuple)
-
-
-SCHEDULE: Final = Schedule(
-    (
-        Stage(
-            "copy",
-            400_000,
-            {"copy": 0.55, "stream": 0.3, "recall": 0.15},
-            warm_steps=30,
-            cool=0.0,
-            sinkhorn_steps=3,
-        ),
-    )
+# Copying comes first, then dense look-ups, then documents, then everything: all at once does not get off the ground.
+SCHEDULE: Final = (
+    Stage(
+        "copy",
+        1_000_000,
+        {"copy": 0.4, "stream": 0.5, "recall": 0.1},
+        ((64, 16, 1.0),),
+        warm_steps=30,
+        cool=0.0,
+        sinkhorn_steps=3,
+        gate={"copy": 0.95, "stream": 0.9},
+    ),
+    Stage(
+        "recall",
+        1_200_000,
+        {"stream": 0.25, "copy": 0.2, "recall": 0.55},
+        ((64, 32, 1.0), (128, 16, 1.0), (256, 8, 1.0)),
+        cool=0.0,
+        sinkhorn_steps=3,
+        gate={"copy": 0.95, "recall": 0.95},
+    ),
+    Stage("tasks", 3_000_000, _ALL, ((128, 16, 1.0), (256, 8, 1.0), (512, 4, 1.0))),
+    Stage("long", 1_200_000, _LONG, ((512, 4, 2.0), (1024, 2, 1.0)), gaps=0.7, replays=0.35, rounds=True),
+    Stage("indexer", 250_000, _LONG, ((512, 4, 1.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True),
+    Stage(
+        "picks",
+        300_000,
+        _LONG,
+        ((512, 4, 2.0), (1024, 2, 1.0)),
+        rate=0.005,
+        adam_rate=1e-3,
+        cool=1.0,
+        gaps=0.5,
+        replays=0.35,
+        rounds=True,
+        selects=True,
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from epdserve.model.demo.training.facts import TASKS
 from torch import Tensor
@@ -47,6 +48,13 @@ class Scores:
         if before is not None:
             self.answers[TASKS[before[1]]] += 1
             self.right[TASKS[before[1]]] += whole
+
+    def reach(self, gate: Mapping[str, float]) -> bool:
+        """Whether every task of a gate, which is not empty, has its share of right answers."""
+        return bool(gate) and all(
+            self.answers[name] and self.right[name] / self.answers[name] >= share
+            for name, share in gate.items()
+        )
 
     def line(self) -> str:
         """Cross-entropy of a token and share of wholly right answers, by task."""

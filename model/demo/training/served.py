@@ -1,0 +1,70 @@
+"""``python -m epdserve.model.demo.training.served URL``: the evaluation's cases through a running deployment.
+
+A prompt goes as token ids to the completions endpoint, greedy, so that prefix hits, replay and the hand-off take part
+as they fall. The answer must be the right one, to the last character.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.request
+from typing import Final
+
+from epdserve.model.demo.training.cases import Case, Cases
+from epdserve.model.demo.training.evaluation import interval
+from epdserve.model.demo.training.vocabulary import Vocabulary
+
+_SLACK_TOKENS: Final = 8  # beyond the right answer, so that one that goes on is seen to go on
+_DEADLINE_S: Final = 120.0
+
+
+def ask(url: str, model: str, case: Case) -> str:
+    """The text that a deployment gives for a case.
+
+    Raises:
+        OSError: It does not answer, or with an error.
+    """
+    body = {
+        "model": model,
+        "prompt": list(case.prompt),
+        "max_tokens": len(case.answer) + _SLACK_TOKENS,
+        "temperature": 0,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=_DEADLINE_S) as answer:
+        text: str = json.load(answer)["choices"][0]["text"]
+    return text
+
+
+def main() -> None:
+    """Print a Markdown row for every name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m epdserve.model.demo.training.served", description=__doc__
+    )
+    parser.add_argument("url", help="of the router, without a path")
+    parser.add_argument("--model", default="demo", help="name under which it serves the demo model")
+    parser.add_argument(
+        "--cases", nargs="+", default=["copy", "recall", "recall-512", "tool", "json", "greet"]
+    )
+    parser.add_argument("--count", type=int, default=50)
+    options = parser.parse_args()
+    vocabulary = Vocabulary()
+    cases = Cases(vocabulary)
+    print("| case | right | 95 % interval |\n|---|---|---|")
+    for name in options.cases:
+        right = 0
+        for number in range(options.count):
+            case = cases.draw(name, number)
+            expected = vocabulary.tokenizer.decode(list(case.answer[:-1]))
+            right += ask(options.url, options.model, case) == expected
+        low, high = interval(right, options.count)
+        print(
+            f"| {name} | {right / options.count:.2f} of {options.count} | {low:.2f}-{high:.2f} |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
