@@ -37,7 +37,6 @@ class ImageCalls:
 
         Raises:
             InvalidRequest: Nowhere; the message names the modality.
-            Unavailable: Those that could have failed lately.
         """
         if not images:
             return ()
@@ -52,9 +51,7 @@ class ImageCalls:
             pool = [prefill]
         lives = {info.worker: info.incarnation for info in pool}
         fit = [info for info in pool if not self._is_avoided(info)]
-        if not fit:
-            raise Unavailable("every encode worker failed lately", retry_after_s=1.0)
-        loads = [EncodeLoad(info.worker, info.queued_tokens) for info in fit]
+        loads = [EncodeLoad(info.worker, info.queued_tokens) for info in fit or pool]
         placed = []
         for image in images:
             worker = choose_encoder(image.picture.digest, loads)

@@ -6,12 +6,13 @@ import orjson
 from epdserve.services.router.anthropic.body import MessagesBody
 from epdserve.services.router.anthropic.prepare import prepare
 from epdserve.services.router.anthropic.shape import AnthropicErrors, MessageHead, MessagesShape
-from epdserve.services.router.conversation import ConversationEndpoint, Read, off_the_loop
+from epdserve.services.router.conversation import ConversationEndpoint, Read, off_the_loop, show_images
 from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.fields import parse_body, parse_json
 from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
+from epdserve.services.router.rendering import RenderedChat
 from epdserve.services.router.request import GenerateRequest, Trail
 
 
@@ -44,12 +45,9 @@ class CountTokensEndpoint(Endpoint):
     async def handle(self, exchange: Exchange, raw: bytes, caller: Caller, trail: Trail) -> None:
         """Render and count."""
 
-        def count() -> int:
-            return len(
-                prepare(
-                    parse_body(MessagesBody, parse_json(raw, self.parts.body_limits)), self.parts
-                ).chat.tokens
-            )
+        def render() -> RenderedChat:
+            body = parse_body(MessagesBody, parse_json(raw, self.parts.body_limits))
+            return prepare(body, self.parts).chat
 
-        tokens = await off_the_loop(self.parts, len(raw), count)
-        await exchange.answer(200, orjson.dumps({"input_tokens": tokens}))
+        chat, _ = await show_images(await off_the_loop(self.parts, len(raw), render), self.parts)
+        await exchange.answer(200, orjson.dumps({"input_tokens": len(chat.tokens)}))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import orjson
 from epdserve.services.errors import InvalidRequest
-from epdserve.services.router.conversation import off_the_loop
+from epdserve.services.router.conversation import off_the_loop, show_images
 from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.fields import Body, TokenId, parse_body, parse_json
@@ -14,6 +14,7 @@ from epdserve.services.router.http_errors import unknown_model
 from epdserve.services.router.openai_chat.body import ChatBody
 from epdserve.services.router.openai_chat.prepare import prepare
 from epdserve.services.router.options import Caller, context_tokens
+from epdserve.services.router.rendering import RenderedChat
 from epdserve.services.router.request import Trail
 from pydantic import Field, StrictBool, StrictStr
 
@@ -37,9 +38,13 @@ class TokenizeEndpoint(Endpoint):
 
     async def handle(self, exchange: Exchange, raw: bytes, caller: Caller, trail: Trail) -> None:
         """Encode and answer."""
-        await exchange.answer(200, await off_the_loop(self.parts, len(raw), lambda: self._encoded(raw)))
+        body, found = await off_the_loop(self.parts, len(raw), lambda: self._encoded(raw))
+        if isinstance(found, RenderedChat):
+            chat, _ = await show_images(found, self.parts)
+            found = chat.tokens.tolist()
+        await exchange.answer(200, self._told(body, found))
 
-    def _encoded(self, raw: bytes) -> bytes:
+    def _encoded(self, raw: bytes) -> tuple[TokenizeBody, RenderedChat | list[int]]:
         parts = self.parts
         value = with_model(parse_json(raw, parts.body_limits), parts.config.model_name)
         body = parse_body(TokenizeBody, value)
@@ -48,9 +53,11 @@ class TokenizeEndpoint(Endpoint):
         if (body.prompt is None) is (body.messages is None):
             raise InvalidRequest("either prompt or messages must be given", param="prompt")
         if body.prompt is not None:
-            ids = parts.tokenizer.native.encode(body.prompt)
-        else:
-            ids = prepare(parse_body(ChatBody, value), parts).chat.tokens.tolist()
+            return body, parts.tokenizer.native.encode(body.prompt)
+        return body, prepare(parse_body(ChatBody, value), parts).chat
+
+    def _told(self, body: TokenizeBody, ids: list[int]) -> bytes:
+        parts = self.parts
         fields: dict[str, Any] = {"count": len(ids), "max_model_len": context_tokens(parts), "tokens": ids}
         if body.return_token_strs:
             fields["token_strs"] = [parts.tokenizer.vocabulary.name_of(token) for token in ids]
