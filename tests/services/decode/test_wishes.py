@@ -57,14 +57,14 @@ def test_a_batch_of_constrained_plain_and_impossible_requests(bench: DecodeBench
 
 @pytest.mark.parametrize("swap_memory_bytes", [2**26, 0], ids=["swapped", "computed again"])
 def test_grammars_and_penalties_survive_preemption(swap_memory_bytes: int) -> None:
-    rows, params = formats.regex("([a-f][0-9]){6}"), [warm(n, frequency_penalty=0.5) for n in range(3)]
+    rows, params = formats.regex("([a-f][0-9]){5}"), [warm(n, frequency_penalty=0.5) for n in range(2)]
     roomy = DecodeBench()
     ids = [roomy.submit(prompt(10, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
     roomy.pump()
     wanted = [roomy.output(request_id) for request_id in ids]
     roomy.close()
     tight = DecodeBench(
-        PrefillBench(block_tokens=4), block_tokens=4, num_pages=7, swap_memory_bytes=swap_memory_bytes
+        PrefillBench(block_tokens=4), block_tokens=4, num_pages=6, swap_memory_bytes=swap_memory_bytes
     )
     ids = [tight.submit(prompt(10, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
     tight.pump()
