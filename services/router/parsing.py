@@ -1,8 +1,8 @@
 """Sampled ids become reasoning, content and tool calls: the recipe's stream processor, one instance a choice.
 
 Markers are recognised by id, so the same characters typed by anyone are text. EOS never reaches the processor.
-Ids go in one by one, so that nothing depends on how they were grouped on the way here. Stop strings are ours and not
-the recipe's: protocols want to know which one it was.
+Nothing depends on how ids were grouped on the way here; a property of the tests says so. Stop strings are ours, not the
+recipe's: protocols want to know which one it was.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class OutputParser:
             kinds = (Kind.CONTENT, Kind.REASONING) if options.stop_in_reasoning else (Kind.CONTENT,)
             for kind in kinds:
                 self._filters[kind] = StopFilter(StopMatcher(options.stops, include=options.include_stop))
+        self._vocabulary = tokenizer.vocabulary
+        self._mid_character = False
+        self._in_bulk = not self._filters and options.parallel_calls
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None if stage is None else 0
         self.ending: Ending | None = None
@@ -91,6 +94,9 @@ class OutputParser:
     def push(self, ids: Iterable[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
         """Deltas that these ids complete; see ``Parser``."""
         deltas: list[Delta] = []
+        if self._in_bulk and not logprobs:
+            self._push_all(ids, deltas)
+            return deltas
         for token, told in zip_longest(ids, logprobs):
             if self.ending is not None:
                 break
@@ -118,6 +124,31 @@ class OutputParser:
         if self.ending.stop_sequence is None:
             self._tolerance.finish(deltas, complete=self.ending.reason == "tool_calls")
         return deltas
+
+    def _push_all(self, ids: Iterable[int], deltas: list[Delta]) -> None:
+        """All ids at once: an eighth of the price, where nothing can end the answer between two of them.
+
+        Not if their bytes are no whole text: the recipe would hold all of it back, and drop it with an incomplete end.
+        """
+        if self.ending is not None:
+            return
+        passed: list[int] = []
+        for token in ids:
+            self._count(token)
+            if token == self._eos_id or token in self._stop_ids:
+                continue
+            if self._repair is None:
+                passed.append(token)
+            else:
+                passed += self._repair.push(token)
+        whole = self._vocabulary.are_whole(passed)
+        if passed and whole and not self._mid_character:
+            self._feed(passed, None, deltas)
+            return
+        for token in passed:
+            self._feed([token], None, deltas)
+        # Wrong guesses about broken text cost speed only
+        self._mid_character = bool(passed) and not whole
 
     def _feed(self, ids: list[int], told: TokenLogprob | None, deltas: list[Delta]) -> None:
         # Ids that were held back for a tag are in no field, so what is told about them is not asked for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -188,21 +188,20 @@ class Run:
 
     @asynccontextmanager
     async def _feed(self) -> AsyncGenerator[TokenFeed, None]:
-        asked = self._asked
-        async with AsyncExitStack() as stack:
+        asked, opened = self._asked, []
+        try:
             streams: list[AsyncGenerator[TokenChunk, None]] = []
             for number, request in enumerate(asked.requests):
                 trails = self._trails[number * request.n : (number + 1) * request.n]
-                streams += await stack.enter_async_context(
-                    ChoiceStreams(self._parts.pipeline, request, trails)
-                )
-            yield await stack.enter_async_context(
-                TokenFeed(
-                    streams,
-                    deadline_at=asked.requests[0].deadline_at,
-                    silence_s=self._parts.config.keep_alive_s,
-                )
-            )
+                choices = ChoiceStreams(self._parts.pipeline, request, trails)
+                streams += await choices.__aenter__()
+                opened.append(choices)
+            deadline_at, silence_s = asked.requests[0].deadline_at, self._parts.config.keep_alive_s
+            async with TokenFeed(streams, deadline_at=deadline_at, silence_s=silence_s) as feed:
+                yield feed
+        finally:
+            for choices in opened:
+                await choices.__aexit__(None, None, None)
 
     def _tell_prefills(self) -> None:
         for number, request in enumerate(self._asked.requests):

@@ -37,6 +37,7 @@ class Vocabulary:
         for entry, number in vocab.items():
             self._entries[number] = entry
         self._added: dict[int, bytes] = {number: token["content"].encode() for number, token in added.items()}
+        self._known: dict[int, bytes] = {}
         self.special_ids = frozenset(number for number, token in added.items() if token.get("special"))
 
     def __len__(self) -> int:
@@ -47,6 +48,13 @@ class Vocabulary:
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of one id; an added token's spelling; nothing for an id without an entry."""
+        known = self._known.get(token)
+        if known is None:
+            # Bounded by the vocabulary
+            known = self._known[token] = self._compute_bytes(token) if token in self else b""
+        return known
+
+    def _compute_bytes(self, token: int) -> bytes:
         if (spelling := self._added.get(token)) is not None:
             return spelling
         entry = self._entries[token] if 0 <= token < len(self._entries) else None
@@ -56,6 +64,14 @@ class Vocabulary:
             return bytes([_BYTE_OF[letter] for letter in entry])
         except KeyError:  # an entry outside the byte alphabet stands for itself
             return entry.encode()
+
+    def are_whole(self, ids: Iterable[int]) -> bool:
+        """Whether the bytes of the ids are whole characters."""
+        try:
+            b"".join(map(self.bytes_of, ids)).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def is_marker(self, token: int) -> bool:
         """Whether the id is an added token."""

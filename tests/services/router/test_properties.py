@@ -138,3 +138,15 @@ def test_deltas_of_one_field_are_joined() -> None:
     parser = OutputParser(chat(), real_tokenizer())
     deltas = parser.push(spoken("one two</think>three four"))
     assert deltas == [Delta(Kind.REASONING, "one two"), Delta(Kind.CONTENT, "three four")]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=12), st.lists(st.integers(0, 12), max_size=4), st.booleans())
+def test_bytes_that_are_no_text_are_cut_alike(said: bytes, places: list[int], reasoning: bool) -> None:
+    vocabulary = real_tokenizer().vocabulary
+    ids = [*spoken("" if reasoning else "</think>", "ok"), *(vocabulary.byte_ids[byte] for byte in said)]
+    cuts = sorted(min(place, len(ids)) for place in places)
+    whole = parsed(ids, [], ParserOptions())
+    assert parsed(ids, cuts, ParserOptions()) == whole
+    assert parsed(ids, range(len(ids)), ParserOptions()) == whole
+    assert (whole.reasoning if reasoning else whole.content).startswith("ok")
