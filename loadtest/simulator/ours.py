@@ -68,7 +68,6 @@ class Ours:
         "ttft_margin": (0.7, 0.85, 1.0, 1.2),
         "tpot_margin": (0.9, 1.0, 1.1),
         "passing": (0.2, 0.5, 0.8),
-        "fair_from": (0.7, 0.8, 0.9),
     }
 
     def __init__(

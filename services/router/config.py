@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from epdserve.services.router.foresight import SloSettings
 from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.tenancy.config import TenancySettings
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +34,7 @@ class RouterConfig(BaseModel):
         isolation: Whose prompts may share cached blocks: everybody's, a key's, or a user's of a key.
         memo_bytes: Drawn ids of delivered messages that are remembered, so that the next turn hits them.
         images: What images are taken, and from where.
+        slo: What requests are meant to see, and whether those that will not are refused.
         keys_file: One ``NAME KEY`` or ``NAME sha256:HEX`` a line; absent = no keys wanted.
     """
 
@@ -80,6 +82,8 @@ class RouterConfig(BaseModel):
     drain_timeout_s: float = Field(default=30.0, gt=0)
 
     images: ImageSettings = ImageSettings()
+
+    slo: SloSettings = SloSettings()
 
     keys_file: Path | None = None
     tenancy: TenancySettings = TenancySettings()

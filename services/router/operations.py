@@ -36,6 +36,11 @@ class RouterOperations:
             "workers": [_worker(info) for info in parts.cluster.workers()],
         }
 
+    def explain(self, request_id: str) -> Mapping[str, Any] | None:
+        """See ``Operations``."""
+        pairs = self._parts.placer.explain(request_id)
+        return None if pairs is None else {"request": request_id, "pairs": [asdict(pair) for pair in pairs]}
+
     async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
         """See ``Operations``. Stores delete a tenant's label, or the roots of all models that are served.
 

@@ -13,6 +13,7 @@ from epdserve.services.policy.admission import AdmissionLimits
 from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
+from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.images.opening import open_pictures
 from epdserve.services.router.images.pictures import PictureDesk
 from epdserve.services.router.ledger import InFlightLedger
@@ -20,7 +21,7 @@ from epdserve.services.router.memo import TurnMemo
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
 from epdserve.services.router.rendering import ChatRenderer
-from epdserve.services.router.routing import Placer
+from epdserve.services.router.routing import Placer, Targets
 from epdserve.services.router.tenancy.assembly import build_gate
 from epdserve.services.router.tenancy.body_limits import BodyLimits
 from epdserve.services.router.tenancy.gate import TenantGate
@@ -78,7 +79,8 @@ def assemble(
     """
     tokenizer = tokenizer if tokenizer is not None else RouterTokenizer.from_directory(config.model_dir)
     ledger = InFlightLedger()
-    placer = Placer(cluster, ledger)
+    placer = Placer(cluster, ledger, targets=Targets(config.slo.ttft_target_s, config.slo.tpot_target_s))
+    foresight = Foresight(config.slo, placer.estimates, clock)
     limits = PipelineLimits(
         decode_stall_s=config.decode_stall_s,
         replacement_wait_s=config.replacement_wait_s,
@@ -93,7 +95,7 @@ def assemble(
         tokenizer=tokenizer,
         renderer=ChatRenderer(tokenizer, takes_images=pictures is not None),
         placer=placer,
-        pipeline=Pipeline(cluster, placer, ledger, limits),
+        pipeline=Pipeline(cluster, placer, ledger, limits, foresight),
         admission=Admission(door, clock),
         bodies=ByteBudget(max(config.max_bodies_bytes, config.max_body_bytes)),
         gate=build_gate(

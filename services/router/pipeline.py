@@ -25,6 +25,7 @@ from epdserve.services.errors import (
     WorkerLost,
 )
 from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.image_calls import ImageCalls
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
@@ -68,8 +69,14 @@ class Pipeline:
     """Runs requests on a cluster. Owned by the event loop."""
 
     def __init__(
-        self, cluster: Cluster, placer: Placer, ledger: InFlightLedger, limits: PipelineLimits
+        self,
+        cluster: Cluster,
+        placer: Placer,
+        ledger: InFlightLedger,
+        limits: PipelineLimits,
+        foresight: Foresight | None = None,
     ) -> None:
+        self._foresight = foresight
         self._cluster = cluster
         self._placer = placer
         self._ledger = ledger
@@ -139,11 +146,12 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         give_up_at = min(request.deadline_at, loop.time() + self._limits.replacement_wait_s) if lost else 0.0
         while True:
+            forecast = self._placer.estimates.forecast(request)
             try:
                 route = await self._placer.place(
                     _continued(request.tokens, emitted),
                     tenant_key=request.tenant_key,
-                    forecast=self._placer.estimates.forecast(request),
+                    forecast=forecast,
                     request_id=request.request_id,
                     avoid=lost,
                     images=request.image_digests,
@@ -153,6 +161,8 @@ class Pipeline:
                     raise
                 await asyncio.sleep(_POLL_S)
                 continue
+            if self._foresight is not None and not (emitted or lost):
+                self._foresight.admit(request, route, forecast)
             trail.placed_at = trail.placed_at or now()
             trail.prefill_worker, trail.decode_worker = route.prefill.worker, route.decode.worker
             return route

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -10,7 +11,7 @@ from typing import Final, TypeAlias
 from epdserve.kvstore.hashing import ImageDigest, prefix_hash_chain
 from epdserve.services.errors import Unavailable
 from epdserve.services.policy.forecast import LengthForecast
-from epdserve.services.policy.joint import Decision, Placing, place
+from epdserve.services.policy.joint import Candidate, Decision, Placing, place
 from epdserve.services.policy.pools import Links
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.estimates import Estimates
@@ -27,6 +28,8 @@ _KV_BYTES_PER_TOKEN: Final = 896.0
 _LINKS: Final = Links(latency_s=0.002)
 # Heartbeats and other routers' words are about so old
 _STALENESS_S: Final = 0.5
+# Requests whose placement can be explained afterwards
+_EXPLAINED: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Placer:
         self._model_name = model_name
         self._targets = targets
         self.estimates = estimates if estimates is not None else Estimates()
+        self._explained: OrderedDict[str, Route] = OrderedDict()
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""
@@ -140,7 +144,20 @@ class Placer:
                     there, [info for info in decodes if info.cache_root == layout[0]], hits, stores, wanted
                 )
             )
-        return min(routes, key=lambda route: route[0])[2]
+        route = min(routes, key=lambda route: route[0])[2]
+        self._remember(request_id, route)
+        return route
+
+    def explain(self, request_id: str) -> list[Candidate] | None:
+        """The pairs that were compared for a request, cheapest first; None if it is not remembered."""
+        route = self._explained.get(request_id)
+        return None if route is None or route.decision is None else route.decision.explain()
+
+    def _remember(self, request_id: str, route: Route) -> None:
+        self._explained[request_id] = route
+        self._explained.move_to_end(request_id)
+        if len(self._explained) > _EXPLAINED:
+            self._explained.popitem(last=False)
 
     def _choose(
         self,

@@ -37,6 +37,9 @@ class Operations(Protocol):
     def load(self) -> Mapping[str, Any]:
         """What is going on, as JSON."""
 
+    def explain(self, request_id: str) -> Mapping[str, Any] | None:
+        """Why a request went where it went: candidates with their costs; None if it is not remembered."""
+
     async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
         """Delete what is cached of a tenant, or everything; what was deleted, as JSON.
 
@@ -51,6 +54,7 @@ def create_admin(gate: TenantGate, operations: Operations) -> Starlette:
     return Starlette(
         routes=[
             Route("/admin/load", _guarded(desk.load), methods=["GET"]),
+            Route("/admin/explain/{request:path}", _guarded(desk.explain), methods=["GET"]),
             Route("/admin/tenants", _guarded(desk.tenants), methods=["GET"]),
             Route("/admin/tenants/{name}", _guarded(desk.tenant), methods=["GET"]),
             Route("/admin/tenants/{name}/data", _guarded(desk.forget_tenant), methods=["DELETE"]),
@@ -76,6 +80,13 @@ class _Desk:
             "refused": asdict(gate.counts),
             **self._operations.load(),
         }
+
+    async def explain(self, request: Request) -> Any:
+        """Why a request went where it went."""
+        explained = self._operations.explain(request.path_params["request"])
+        if explained is None:
+            raise NotFound("no such request is remembered")
+        return explained
 
     async def tenants(self, request: Request) -> Any:
         """Everybody who has a key."""
