@@ -19,11 +19,9 @@ BUSY: Final = (
     "epdserve_engine_preparing_requests",
     "epdserve_store_fetches_running",
 )
-MISSING: Final = (
-    "epdserve_kvstore_pages_missing",
-    "epdserve_kvstore_ssd_slots_missing",
-    "epdserve_engine_leaked_pages",
-)
+# Never other than zero, whatever is going on; and what is a leak once nobody uses anything.
+MISSING: Final = ("epdserve_kvstore_pages_missing", "epdserve_kvstore_ssd_slots_missing")
+LEAKED: Final = "epdserve_engine_leaked_pages"
 
 Samples = Mapping[str, float]
 

@@ -172,7 +172,10 @@ class Soak:
                 left: dict[str, dict[str, float]] = {}
                 for worker, address in pools.addresses(json.loads(self._state_file.read_text())).items():
                     try:
-                        held = pools.busy(await pools.read(client, address))
+                        samples = await pools.read(client, address)
+                        held = pools.busy(samples)
+                        if samples.get(pools.LEAKED):
+                            held[pools.LEAKED] = samples[pools.LEAKED]
                     except httpx.HTTPError as error:
                         held = {f"no answer: {type(error).__name__}": 1.0}
                     if held:
