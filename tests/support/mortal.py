@@ -49,6 +49,9 @@ class Reaper:
         folder.mkdir(exist_ok=True)
 
     def send(self, *dooms: Doom) -> None:
+        """Let these happen, in this order, and nothing that was sent before."""
+        for file in self._folder.iterdir():
+            file.unlink()
         for number, doom in enumerate(dooms):
             (self._folder / f"{number}").write_text(json.dumps(asdict(doom)))
 
