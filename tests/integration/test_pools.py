@@ -93,6 +93,34 @@ async def test_exact_request_equals_one_process(live: Pools, local: LocalEngine)
     assert tuple(tokens) == wanted.tokens
 
 
+async def test_choices_of_one_prefill_equal_requests_of_their_own(live: Pools, local: LocalEngine) -> None:
+    params = SamplingParams(
+        seed=40, max_tokens=5, temperature=1.0, frequency_penalty=0.5, logprobs=2, ignore_eos=True
+    )
+    each = [params.for_choice(n) for n in range(3)]
+    result = await live.prefill("prefill-0", prompt(33, 90), exact=True, readers=3)
+    jobs = [
+        live.job(prompt(33, 90), one, handle, exact=True)
+        for one, handle in zip(each, result.handles, strict=True)
+    ]
+    await live.session("decode-0")  # one for all of them
+    answers = await asyncio.gather(*(live.decode("decode-0", job) for job in jobs))
+    wanted = local.generate([prompt(33, 90)] * 3, each, exact=True, tenant_key=TENANT)
+    assert [tuple(tokens) for tokens, _ in answers] == [w.tokens for w in wanted]
+    assert len({w.tokens for w in wanted}) == 3
+    assert [last.logprobs[-1] for _, last in answers] == [w.logprobs[-1] for w in wanted]
+
+
+async def test_a_prompts_own_logprobs_come_with_its_prefill(live: Pools) -> None:
+    result = await live.prefill("prefill-0", prompt(20, 91), exact=True, prompt_logprobs=2)
+    told = result.prompt_logprobs
+    assert told is not None
+    assert (told.logprobs.shape, told.top_ids.shape, told.top_logprobs.shape) == ((19,), (19, 2), (19, 2))
+    assert (told.logprobs <= told.top_logprobs[:, 0]).all()
+    tokens, _ = await live.decode("decode-0", live.job(prompt(20, 91), greedy(1), result.handle, exact=True))
+    assert len(tokens) == 1
+
+
 async def test_heartbeats_tell_the_truth(live: Pools) -> None:
     prefill, decode = await live.listed("prefill-0"), await live.listed("decode-0")
     assert (prefill.role, decode.role) == (WorkerRole.PREFILL, WorkerRole.DECODE)

@@ -62,7 +62,8 @@ def build_gate(
 
 @asynccontextmanager
 async def kept_fresh(gate: TenantGate, *, refresh_s: float) -> AsyncIterator[None]:
-    """Read keys, limits and epochs again and again until the block ends."""
+    """Read keys, limits and epochs now, and again and again until the block ends."""
+    await _refresh(gate)  # a request before the epochs are known could hit what was reset
     task = asyncio.create_task(_refresh_regularly(gate, refresh_s), name="tenants")
     try:
         yield
@@ -74,11 +75,16 @@ async def kept_fresh(gate: TenantGate, *, refresh_s: float) -> AsyncIterator[Non
 
 async def _refresh_regularly(gate: TenantGate, refresh_s: float) -> None:
     while True:
-        if not gate.directory.open:
-            await gate.directory.refresh()
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            await gate.epochs.refresh()
         await asyncio.sleep(refresh_s)
+        await _refresh(gate)
+
+
+async def _refresh(gate: TenantGate) -> None:
+    """What cannot be read stays as it was."""
+    if not gate.directory.open:
+        await gate.directory.refresh()
+    with contextlib.suppress(RedisError, OSError, TimeoutError):
+        await gate.epochs.refresh()
 
 
 def listening_host(host: str, settings: TenancySettings, *, keyless: bool) -> str:
