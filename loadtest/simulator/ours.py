@@ -186,14 +186,11 @@ class Ours:
         slo = SloClass(targets.name, targets.ttft_s, targets.tpot_s, targets.room)
         if self.parts.fairness:
             self._meter.asked(request.tenant, self._cost_s(view, decision, forecast), now=now)
-        if self.parts.fairness:
-            over = self._meter.over_share(request.tenant, now=now)
-            outlook = replace(
-                outlook, over_share=over, shortage=self._meter.shortage(now=now) if over else 0.0
-            )
         answer = decide(outlook, slo, settings=self._gate)
-        if answer.verdict is Verdict.REFUSE and not outlook.over_share:
-            self._meter.denied(self._cost_s(view, decision, forecast), now=now)
+        if self.parts.fairness and answer.pressure > self._gate.fair_from:
+            # Only now: it costs a walk over the tenants
+            outlook = replace(outlook, over_share=self._meter.over_share(request.tenant, now=now))
+            answer = decide(outlook, slo, settings=self._gate)
         if answer.verdict is Verdict.ENTER or not (self.parts.floor and request.floor < effort):
             return answer, None
         lowered = self._forecast(request, request.floor)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final
-
-_SHARES_S: Final = 0.1
 
 
 def max_min_shares(
@@ -53,10 +50,6 @@ class ServiceMeter:
         self._limit = limit
         self._tenants: OrderedDict[str, list[float]] = OrderedDict()  # asked, given, as of
         self._others: dict[str, dict[str, tuple[float, float]]] = {}
-        self._denied = [0.0, 0.0]  # amount, as of
-        self._shares: dict[str, float] = {}
-        self._given = 0.0
-        self._shares_at = float("-inf")
 
     def asked(self, tenant: str, cost_s: float, *, now: float) -> None:
         """Count a request's expected cost as wished for, admitted or not."""
@@ -67,29 +60,20 @@ class ServiceMeter:
         row = self._fade(tenant, now)
         row[1] = max(0.0, row[1] + cost_s)
 
-    def denied(self, cost_s: float, *, now: float) -> None:
-        """Count a cost that a tenant within its share was refused, because there was no room."""
-        self._denied[0] = self._faded_one(self._denied, now) + cost_s
-        self._denied[1] = now
-
-    def shortage(self, *, now: float) -> float:
-        """Share of what should have been given lately that could not be; 0 = nobody within its share went without."""
-        denied = self._faded_one(self._denied, now)
-        return denied / (denied + self._total(now)) if denied else 0.0
-
     def over_share(
         self, tenant: str, *, now: float, weights: Mapping[str, float] | None = None, tolerance: float = 0.05
     ) -> bool:
-        """Whether a tenant has had more than its max-min share of all that was given lately.
-
-        Shares are worked out ten times a second, not for every request.
-        """
-        row = self._tenants.get(tenant)
-        if row is None:
+        """Whether a tenant has had more than its max-min share of all that was given lately."""
+        rows = {name: self._faded(row, now) for name, row in self._tenants.items()}
+        for peers in self._others.values():
+            for name, (asked, given) in peers.items():
+                mine = rows.get(name, (0.0, 0.0))
+                rows[name] = (mine[0] + asked, mine[1] + given)
+        if tenant not in rows or len(rows) < 2:
             return False
-        self._total(now, weights)
-        _, given = self._with_others(tenant, self._faded(row, now))
-        return len(self._shares) > 1 and given > (1 + tolerance) * self._shares.get(tenant, given)
+        total = sum(given for _, given in rows.values())
+        shares = max_min_shares({name: max(row) for name, row in rows.items()}, total, weights)
+        return rows[tenant][1] > (1 + tolerance) * shares[tenant]
 
     def snapshot(self, *, now: float) -> dict[str, tuple[float, float]]:
         """What this replica has counted, for ``merge`` at another one."""
@@ -101,31 +85,9 @@ class ServiceMeter:
             self._others[replica] = dict(list(snapshot.items())[: self._limit])
         else:
             self._others.pop(replica, None)
-        self._shares_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._tenants)
-
-    def _total(self, now: float, weights: Mapping[str, float] | None = None) -> float:
-        """All that was given lately; shares of it are made anew if they are old."""
-        if not 0 <= now - self._shares_at < _SHARES_S:
-            names = {*self._tenants, *(name for peers in self._others.values() for name in peers)}
-            rows = {
-                name: self._with_others(name, self._faded(self._tenants.get(name, [0.0, 0.0, now]), now))
-                for name in sorted(names)
-            }
-            self._given = sum(given for _, given in rows.values())
-            demands = {name: max(row) for name, row in rows.items()}
-            self._shares = max_min_shares(demands, self._given, weights)
-            self._shares_at = now
-        return self._given
-
-    def _with_others(self, name: str, row: tuple[float, float]) -> tuple[float, float]:
-        others = [peers[name] for peers in self._others.values() if name in peers]
-        return row[0] + sum(asked for asked, _ in others), row[1] + sum(given for _, given in others)
-
-    def _faded_one(self, pair: list[float], now: float) -> float:
-        return float(pair[0] * 0.5 ** (max(0.0, now - pair[1]) / self._half_life_s))
 
     def _fade(self, tenant: str, now: float) -> list[float]:
         row = self._tenants.get(tenant)

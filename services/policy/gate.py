@@ -41,7 +41,6 @@ class Outlook:
         drain_ratio: Share of the work done lately that was not replaced by new work: how fast queues would shrink if
             arrivals stayed as they are, at least what refusing frees. 1 = nothing arrives.
         over_share: Whether its tenant has had more than its fair share.
-        shortage: Share of work that tenants within their share were refused lately (``ServiceMeter.shortage``).
         hit_tokens: Prompt tokens that need not be computed, at the effort asked for.
         prefill_tokens_per_s: Of the worker found.
     """
@@ -50,7 +49,6 @@ class Outlook:
     tpot_s: float
     drain_ratio: float = 1.0
     over_share: bool = False
-    shortage: float = 0.0
     hit_tokens: int = 0
     prefill_tokens_per_s: float = 1.0
 
@@ -62,15 +60,13 @@ class GateSettings:
     Attributes:
         ttft_margin, tpot_margin: A target counts as missed from this multiple of it on; above 1 for expectations that
             err on the dark side.
-        fair_from: Pressure from which tenants above their share are refused while nobody else goes without.
-        fair_shortage: Shortage from which they are refused whatever the pressure; in between the limit falls.
+        fair_from: Pressure from which tenants above their share are refused.
         longest_retry_s: Nobody is sent away for longer.
     """
 
     ttft_margin: float = 1.0
     tpot_margin: float = 1.0
     fair_from: float = 0.9
-    fair_shortage: float = 0.1
     longest_retry_s: float = 60.0
 
 
@@ -110,11 +106,8 @@ def decide(
     pressure = max(ttft_share, tpot_share)
     limit = slo.room
     reason = "ttft" if ttft_share >= tpot_share else "tpot"
-    if outlook.over_share:
-        fair = settings.fair_from * max(0.0, 1 - outlook.shortage / settings.fair_shortage)
-        if fair < limit and pressure <= limit:
-            reason = "share"
-        limit = min(limit, fair)
+    if outlook.over_share and settings.fair_from < limit:
+        limit, reason = settings.fair_from, "share"
     if pressure <= limit:
         return Answer(Verdict.ENTER, pressure)
     # Less output shortens no queue of prompts

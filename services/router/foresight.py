@@ -66,11 +66,8 @@ class Foresight:
         now, tenant = self._clock(), request.tenant_key.hex()
         cost_s = self._cost_s(route, forecast)
         self._meter.asked(tenant, cost_s, now=now)
-        over = self._meter.over_share(tenant, now=now)
-        answer = self._ask(route, over, now)
+        answer = self._ask(route, tenant, now)
         if answer.verdict is Verdict.REFUSE:
-            if not over:
-                self._meter.denied(cost_s, now=now)
             self.refused[answer.reason] += 1
             raise Overloaded(
                 f"expected to take {answer.pressure:.1f} of the target ({answer.reason})",
@@ -78,12 +75,17 @@ class Foresight:
             )
         self._meter.given(tenant, cost_s, now=now)
 
-    def _ask(self, route: Route, over: bool, now: float) -> Answer:
+    def _ask(self, route: Route, tenant: str, now: float) -> Answer:
         assert route.decision is not None
         chosen = route.decision.chosen
-        shortage = self._meter.shortage(now=now) if over else 0.0
-        outlook = Outlook(chosen.ttft_s, chosen.tpot_s, over_share=over, shortage=shortage)
-        return decide(outlook, self._slo, settings=self._gate)
+        outlook = Outlook(chosen.ttft_s, chosen.tpot_s)
+        answer = decide(outlook, self._slo, settings=self._gate)
+        if answer.verdict is Verdict.ENTER and answer.pressure > self._gate.fair_from:
+            over = self._meter.over_share(tenant, now=now)
+            answer = decide(
+                Outlook(chosen.ttft_s, chosen.tpot_s, over_share=over), self._slo, settings=self._gate
+            )
+        return answer
 
     def _cost_s(self, route: Route, forecast: LengthForecast) -> float:
         """Seconds of workers: of prefill, and a request's part of the decode steps it takes part in."""

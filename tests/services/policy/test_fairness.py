@@ -51,19 +51,8 @@ def test_what_was_had_is_forgotten() -> None:
     assert not meter.over_share("early", now=10.0)
 
 
-def test_shortage_is_what_tenants_within_their_share_went_without_and_passes() -> None:
-    meter = ServiceMeter(half_life_s=1.0)
-    assert meter.shortage(now=0.0) == 0.0
-    meter.given("a", 3.0, now=0.0)
-    meter.denied(1.0, now=0.0)
-    assert meter.shortage(now=0.0) == pytest.approx(0.25)
-    meter.given("a", 3.0, now=5.0)
-    assert meter.shortage(now=5.0) < 0.02
-
-
 def test_tenants_remembered_are_bounded_and_other_routers_count() -> None:
     meter = ServiceMeter(limit=4)
-    assert not meter.over_share("t0", now=0.0)
     for number in range(100):
         meter.given(f"t{number}", 1.0, now=0.0)
     assert len(meter) == 4

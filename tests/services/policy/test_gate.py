@@ -46,13 +46,6 @@ def test_a_tenant_above_its_share_gives_way_only_when_room_gets_short() -> None:
     assert (answer.verdict, answer.reason) == (Verdict.REFUSE, "share")
 
 
-def test_when_others_go_without_it_gives_way_whatever_the_pressure() -> None:
-    calm = replace(GOOD, over_share=True)
-    assert decide(replace(calm, shortage=0.02), SLO).verdict is Verdict.ENTER
-    assert decide(replace(calm, shortage=0.2), SLO).reason == "share"
-    assert decide(replace(GOOD, shortage=0.2), SLO).verdict is Verdict.ENTER
-
-
 def test_less_effort_is_offered_where_decoding_is_what_is_short() -> None:
     assert decide(Outlook(0.5, 0.06), SLO, may_lower=True).verdict is Verdict.LESS_EFFORT
     assert decide(Outlook(2.5, 0.06), SLO, may_lower=True).verdict is Verdict.REFUSE
