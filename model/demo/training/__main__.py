@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -28,15 +30,20 @@ def main() -> None:
     trainer = Trainer(options.directory, options.seed)
     names = [stage.name for stage in SCHEDULE]
     done = names.index(trainer.stage_name) if trainer.stage_name in names else 0
+    asked_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
     for stage in SCHEDULE[done:]:
-        run_stage(trainer, stage)
+        run_stage(trainer, stage, asked_to_stop)
 
 
-def run_stage(trainer: Trainer, stage: Stage) -> None:
-    """Train to the end of a stage, with a line of progress now and then."""
+def run_stage(trainer: Trainer, stage: Stage, asked_to_stop: threading.Event) -> None:
+    """Train to the end of a stage or until asked to stop, with a line of progress now and then; then save."""
+    if asked_to_stop.is_set():
+        return
     trainer.begin(stage)
     scores, began, from_tokens = Scores(), time.monotonic(), trainer.tokens
-    while trainer.tokens < stage.tokens:
+    while trainer.tokens < stage.tokens and not asked_to_stop.is_set():
         trainer.run_step(stage, scores)
         if trainer.step % _REPORT_STEPS == 0:
             rate = (trainer.tokens - from_tokens) / (time.monotonic() - began)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -20,8 +19,7 @@ from epdserve.model.demo.weights import store_tensor
 from epdserve.model.tensor_map import Storage, expected_tensors
 from torch import Tensor
 
-_STACKED: Final = re.compile(r"\.experts\.w[123]$")
-_BLOCKS: Final = re.compile(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|shared_experts\.w[123])\.weight$")
+_FLOAT32: Final = frozenset({"F32"})
 
 
 def _blocks(value: Tensor) -> Tensor:
@@ -32,18 +30,22 @@ def _bf16(value: Tensor) -> Tensor:
     return value.to(torch.bfloat16).float()
 
 
-def as_stored(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+_ROUNDERS: Final[dict[Storage, Callable[[Tensor], Tensor]]] = {
+    Storage.MXFP4: round_fp4_e8m0,
+    Storage.FP8: _blocks,
+    Storage.TABLE: round_fp8,
+    Storage.PLAIN: _bf16,
+}
+
+
+def as_stored(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor with the values it will have once stored; gradients go to the unrounded ones."""
-    stored = {}
-    for name, value in weights.items():
-        if _STACKED.search(name):
-            stored[name] = straight_through(value, round_fp4_e8m0)
-        elif name.endswith("engram.embed.weight"):
-            stored[name] = straight_through(value, round_fp8)
-        elif _BLOCKS.search(name) and "compressor" not in name:
-            stored[name] = straight_through(value, _blocks)
-        else:
-            stored[name] = value if value.ndim < 2 or ".hc_" in name else straight_through(value, _bf16)
+    stored = dict(weights)
+    for name, spec in expected_tensors(config).items():
+        match = EXPERT.fullmatch(name)
+        own = f"{match[1]}.{match[3]}" if match else name
+        if spec.storage is not Storage.SCALE and spec.dtypes != _FLOAT32 and stored[own] is weights[own]:
+            stored[own] = straight_through(weights[own], _ROUNDERS[spec.storage])
     return stored
 
 

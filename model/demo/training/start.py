@@ -7,17 +7,14 @@ import zlib
 from typing import Final
 
 import torch
-from epdserve.kernels.rope import rope_frequencies
 from epdserve.model.config import ModelConfig
+from epdserve.model.demo.training.circuits import set_circuits
 from epdserve.model.tensor_map import Storage, TensorSpec, expected_tensors
 from torch import Tensor
 
 EXPERT: Final = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _KEEP: Final = 2.0  # how strongly a residual copy is kept to itself and read in turn, before the sigmoid
 _SHARED: Final = 0.7  # of an embedding, what it has in common with the others of its class
-_COMMON: Final = 2.0  # what all embeddings have along the common axis
-_KEY_PART: Final = 1.5
-_SHARPNESS: Final = (9.0, 4.0, 3.0)  # of the pairs, fastest first
 _HYPER_SCALE: Final = 0.1
 _HYPER_SPREAD: Final = 0.02
 
@@ -45,31 +42,8 @@ def start_weights(config: ModelConfig, seed: int, token_map_V: Tensor) -> dict[s
         for name, shape in parameter_shapes(config).items()
     }
     _tie(weights, token_map_V)
-    look_back(config, weights)
+    set_circuits(config, weights, seed)
     return weights
-
-
-def look_back(config: ModelConfig, weights: dict[str, Tensor]) -> None:
-    """Let one head of the first layer read the token before: the half of induction that is slow to be found.
-
-    Every embedding gets a common part along one axis. From it the head's query and the keys take constant rotary
-    channels, turned so that they agree one position back: the fastest pair is sharp, the next ones rule out its other
-    turns within the window.
-    """
-    text = config.text
-    axis = torch.zeros(text.hidden_size)
-    axis[0] = 1.0
-    weights["embed.weight"][:, 0] = _COMMON
-    weights["layers.0.attn.wq_a.weight"][0] = axis
-    fixed = text.head_dim - text.qk_rope_head_dim
-    frequency = rope_frequencies(text.qk_rope_head_dim, text.rope_theta, None)
-    query, key = weights["layers.0.attn.wq_b.weight"], weights["layers.0.attn.wkv.weight"]
-    query[: text.head_dim] = 0.0
-    for pair, sharpness in enumerate(_SHARPNESS):
-        even = fixed + 2 * pair
-        key[even], key[even + 1] = _KEY_PART * axis, 0.0
-        query[even, 0] = sharpness * frequency[pair].cos()
-        query[even + 1, 0] = -sharpness * frequency[pair].sin()
 
 
 def _tie(weights: dict[str, Tensor], token_map_V: Tensor) -> None:

@@ -80,7 +80,7 @@ class Trainer:
         )
         scene = self._scene(stage, ids_BT, draw)
         share = self._share(stage)
-        weights = as_stored(self.weights) if stage.rounds else self.weights
+        weights = as_stored(self.config, self.weights) if stage.rounds else self.weights
         loss, backbone = self._loss(stage, weights, scene, labels_BT, scores)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.others, _CLIP)

@@ -1,5 +1,6 @@
 """Some steps of training on a small stage: it learns, it can be taken up, and its export is what serving computes."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from epdserve.model.backbone import Backbone
 from epdserve.model.demo import shipped, writer
 from epdserve.model.demo.training.export import export
+from epdserve.model.demo.training.facts import Facts
 from epdserve.model.demo.training.forward import TrainableBackbone
 from epdserve.model.demo.training.rounding import as_stored
 from epdserve.model.demo.training.scene import Scene, Setting
@@ -96,9 +98,10 @@ def test_the_export_is_served_as_it_was_trained(
     monkeypatch.setattr(writer, "TRAINED_FILE", tmp_path / "trained.safetensors")
     monkeypatch.setattr(writer, "check_shipped", lambda definition: None)
     backbone = Backbone.load(write_trained_model(tmp_path / "model"), precision=Precision.F32)
-    ids = np.array(trainer.vocabulary.encode("The code of Vikin is river. " * 20)[:96], dtype=np.int64)
+    text = " ".join(Facts(random.Random(3), 40).sentences())  # no repetition: equal scores would be near ties
+    ids = np.array(trainer.vocabulary.encode(text)[:96], dtype=np.int64)
     served = LogitsRun(backbone, ids, LogitsPlan()).run()
-    model = TrainableBackbone(trainer.config, as_stored(trainer.weights), trainer.token_map_V)
+    model = TrainableBackbone(trainer.config, as_stored(trainer.config, trainer.weights), trainer.token_map_V)
     with torch.no_grad():
         scene = Scene(trainer.config.text, torch.from_numpy(ids)[None], Setting(selects=True))
         expected = model.logits(model.forward(scene))
