@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _RECONCILE_S: Final = 0.25
 _FIRST_VIEW_S: Final = 3.0
+_FIRST_SNAPSHOTS_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _ABANDON_S: Final = 2.0
 _CANCEL_TRIES: Final = 20
@@ -65,14 +66,24 @@ class RpcCluster:
         self._encoders: dict[Life, EncodeClient] = {}
         self._watches: dict[Life, asyncio.Task[None]] = {}
         self._index = BlockIndex()
+        self._indexed: set[Life] = set()  # whose blocks are known
+        self._snapshot_came = asyncio.Event()
         self._past_reconnects = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._reconciler: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the registry and connect; a registry that is away is no reason not to start."""
+        """Read the registry and connect; a registry that is away is no reason not to start.
+
+        Waits a moment for the first snapshots of blocks: a router that begins without them sends prompts anywhere.
+        """
         await self._view.start(wait_s=_FIRST_VIEW_S)
         self._reconcile()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_SNAPSHOTS_S):
+                while self._watches.keys() - self._indexed:
+                    self._snapshot_came.clear()
+                    await self._snapshot_came.wait()
         self._reconciler = asyncio.create_task(self._reconcile_regularly(), name="reconcile-workers")
 
     async def close(self) -> None:
@@ -194,6 +205,7 @@ class RpcCluster:
         """Forget a life and close what belongs to it in the background."""
         if (watch := self._watches.pop(life, None)) is not None:
             self._index.forget(life[0])
+            self._indexed.discard(life)
             self._later(_ended(watch))
         if (client := self._prefills.pop(life, None)) is not None:
             self._later(client.close())
@@ -219,6 +231,9 @@ class RpcCluster:
         async with aclosing(watch_blocks(info.address, role=info.role, token=self._token)) as updates:
             async for update in updates:
                 self._apply(info.worker, update)
+                if update.snapshot and _life(info) in self._watches:
+                    self._indexed.add(_life(info))
+                    self._snapshot_came.set()
 
     def _apply(self, worker: str, update: BlockUpdate) -> None:
         added = cast("tuple[BlockHash, ...]", update.added)

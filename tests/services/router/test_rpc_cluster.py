@@ -17,12 +17,15 @@ from epdserve.services.errors import ServiceError, WorkerLost
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster_metrics import ClusterCollector
+from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
+from epdserve.services.router.policy_metrics import PolicyCollector
 from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Placer
 from epdserve.services.router.rpc_cluster import RpcCluster
+from epdserve.services.router.sharing import Sharing
 from epdserve.services.rpc.server import RpcServer, serve_decode, serve_prefill
 from epdserve.services.types import (
     BlockUpdate,
@@ -33,6 +36,7 @@ from epdserve.services.types import (
     token_ids,
 )
 from prometheus_client import CollectorRegistry, generate_latest
+from redis.asyncio import Redis
 from support.fake_decode import TOKEN, FakeDecode, worker_info
 from support.fake_prefill import FakePrefill
 from support.valkey import url_of, valkey_server
@@ -160,6 +164,17 @@ async def test_a_request_through_real_calls(world: World) -> None:
         assert 0 < (prefill.deadlines[0] or 0) <= 10
 
 
+@asynccontextmanager
+async def restarted(world: World) -> AsyncIterator[RpcCluster]:
+    """A further router that has just started on the same registry."""
+    cluster = RpcCluster(ClusterView(world.registry, refresh_s=0.02), token=TOKEN, router_id="router-1")
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
 async def test_block_events_steer_placement(world: World) -> None:
     chain = tuple(prefix_hash_chain(PROMPT, block_tokens=128, root=b"root", tenant_key=KEY))
     assert len(chain) == 2
@@ -170,6 +185,9 @@ async def test_block_events_steer_placement(world: World) -> None:
         await world.add_decode("d0", decode)
         await until(lambda: world.cluster.hits(chain) == {"p1": 2})
         await run(world)
+        async with restarted(world) as newcomer:
+            # No event has to come first: what it knows is there when it has started
+            assert newcomer.hits(chain)["p1"] >= 1
     assert len(holder.jobs) == 1
     await world.registry.withdraw("p1", "1")
     await until(lambda: world.cluster.hits(chain) == {})
@@ -265,6 +283,10 @@ async def test_every_metric_has_a_row_in_the_readme(world: World) -> None:
     registry = CollectorRegistry()
     registry.register(ClusterCollector(world.cluster))
     RouterMetrics(registry)
+    words = Sharing(
+        Redis(), namespace="t", router_id="r", ledger=InFlightLedger(), lengths=Estimates().lengths
+    )
+    PolicyCollector(Estimates(), words, registry)
     text = generate_latest(registry).decode()
     assert 'epdserve_router_workers{role="prefill",state="ready"} 1.0' in text
     readme = (Path(epdserve.services.router.__path__[0]) / "README.md").read_text()
