@@ -1,6 +1,7 @@
 """The rules of fetching, a row each; a small server on loopback stands for the world where bytes are needed."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -177,7 +178,9 @@ async def world(answer: Answer) -> AsyncIterator[int]:
         except ConnectionError:
             pass
         finally:
-            writer.close()
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
