@@ -40,8 +40,6 @@ tool = {
 forced = litellm.completion(**openai, **{**fields, "max_tokens": 64}, tools=[tool], tool_choice="required")
 assert forced.choices[0].finish_reason == "tool_calls"
 assert forced.choices[0].message.tool_calls[0].function.name == "f"
-message = litellm.completion(
-    model=f"anthropic/{model}", api_base=url, api_key="unused", **fields, thinking={"type": "disabled"}
-)
+message = litellm.completion(model=f"anthropic/{model}", api_base=url, api_key="unused", **fields)
 assert message.usage.completion_tokens <= 8
 print("litellm: answer, stream, reasoning, forced call, Anthropic's protocol")
