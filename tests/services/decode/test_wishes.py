@@ -59,14 +59,14 @@ def test_a_batch_of_constrained_plain_and_impossible_requests(bench: DecodeBench
 def test_grammars_and_penalties_survive_preemption(swap_memory_bytes: int) -> None:
     rows, params = formats.regex("([a-f][0-9]){5}"), [warm(n, frequency_penalty=0.5) for n in range(2)]
     roomy = DecodeBench()
-    ids = [roomy.submit(prompt(10, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
+    ids = [roomy.submit(prompt(5, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
     roomy.pump()
     wanted = [roomy.output(request_id) for request_id in ids]
     roomy.close()
     tight = DecodeBench(
         PrefillBench(block_tokens=4), block_tokens=4, num_pages=6, swap_memory_bytes=swap_memory_bytes
     )
-    ids = [tight.submit(prompt(10, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
+    ids = [tight.submit(prompt(5, n), p, exact=True, grammar=rows) for n, p in enumerate(params)]
     tight.pump()
     receipts = [tight.last(request_id).receipt for request_id in ids]
     assert sum(receipt.preemptions for receipt in receipts if receipt is not None) > 0
