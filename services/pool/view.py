@@ -49,6 +49,7 @@ class ClusterView:
         self._unreadable = 0
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def connected(self) -> bool:
@@ -97,6 +98,7 @@ class ClusterView:
 
     async def close(self) -> None:
         """Stop reading; the last view stays readable. The registry is its owner's to close."""
+        self._closed = True  # a call that just ends may swallow the cancellation
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=5.0)
@@ -139,7 +141,7 @@ class ClusterView:
         self._workers = heard
 
     async def _read_regularly(self) -> None:
-        while True:
+        while not self._closed:
             await self.refresh()
             await asyncio.sleep(self._refresh_s)
 

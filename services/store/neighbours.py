@@ -17,7 +17,7 @@ from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.rpc.watch import watch_blocks
-from epdserve.services.store.tasks import end
+from epdserve.services.store.tasks import Tasks, end
 from epdserve.services.types import BlockUpdate, WorkerInfo, WorkerRole
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Neighbours:
         self._view, self._worker, self._machine, self._token = view, worker, machine, token
         self._index = BlockIndex()
         self._watches: dict[str, _Watch] = {}
+        self._ending = Tasks()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -70,6 +71,7 @@ class Neighbours:
             tasks.append(self._task)
         self._watches.clear()
         await end(tasks)
+        await self._ending.wait(5.0)
 
     @property
     def present(self) -> bool:
@@ -106,7 +108,7 @@ class Neighbours:
         for worker, watch in list(self._watches.items()):
             info = present.get(worker)
             if info is None or info.incarnation != watch.incarnation:
-                watch.task.cancel()
+                self._ending.start(end([watch.task]), "end-watch")
                 del self._watches[worker]
                 self._index.forget(worker)
         for worker, info in present.items():

@@ -44,6 +44,8 @@ def role_table(
         "host_bytes": host_bytes,
         "tail_share": (tails * TAIL + 1) / host_bytes,
         "batch_blocks": 8,
+        "directory_deadline_s": 2.0,  # a busy machine is slow
+        "peer_deadline_s": 5.0,
         **changes,
     }
     if folder is not None:
@@ -249,6 +251,22 @@ async def stage(folder: Path, url: str | None = None, **changes: Any) -> AsyncIt
                 started.exits.callback(beating.cancel)
                 yield started
                 await started.settle()
+    await _no_tasks_left()
+
+
+async def _no_tasks_left() -> None:
+    """Every task of a store that has stopped has ended, or ends when it is cancelled."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    stubborn: list[str] = []
+    for attempt in range(20):
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=0.5)
+        left = {task for task in left if not task.done()}
+        if attempt == 0:
+            stubborn = [f"{task.get_name()}: {task.get_stack(limit=3)}" for task in left]
+    assert stubborn == []
 
 
 @contextmanager
