@@ -15,7 +15,8 @@ SCRIPTS = Path(__file__).parent / "clients"
 
 def run(stack: Stack, *command: str) -> str:
     """Run a client's script; what it says at its end."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    # litellm would look for prices on the network first
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(
         [*command, stack.base_url, stack.model],
         capture_output=True,
