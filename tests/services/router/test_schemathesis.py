@@ -36,7 +36,9 @@ async def _running(scope: Any, receive: Any, send: Any) -> None:
 
 
 # One path of each operation; aliases have the same endpoints behind them
-PATHS = r"^/(v1/(chat/completions|completions|messages|messages/count_tokens|responses|models.*)|(de)?tokenize)$"
+PATHS = (
+    r"^/(v1/(chat/completions|completions|messages|messages/count_tokens|responses|models.*)|(de)?tokenize)$"
+)
 schema = schemathesis.openapi.from_asgi("/openapi.json", _running).include(path_regex=PATHS)
 
 
