@@ -139,7 +139,9 @@ class EngineService(ABC):
         exits.push_async_callback(asyncio.to_thread, host.close)
         self._lender = PageLender(host.runner.blocks, host.clock, seat.incarnation)
         self._transfers = TransferThread(
-            host.transfer, clock=host.clock, serves=lambda: self._is_read() or self._desk.busy or self._lender.held > 0
+            host.transfer,
+            clock=host.clock,
+            serves=lambda: self._is_read() or self._desk.busy or self._lender.held > 0,
         )
         exits.push_async_callback(asyncio.to_thread, self._transfers.stop, timeout_s=STOP_S)
         find_store = await self._open_cluster(exits)

@@ -79,9 +79,7 @@ def _digest(word: str, place: str) -> bytes:
     return bytes.fromhex(digest)
 
 
-def tenant_key(
-    isolation: Isolation, *, key_name: str, user: str, cache_salt: str, epoch: str = ""
-) -> bytes:
+def tenant_key(isolation: Isolation, *, key_name: str, user: str, cache_salt: str, epoch: str = "") -> bytes:
     """32 bytes that key a request's block hashes: equal for those who may share blocks.
 
     A salt in the request always separates, and so does an epoch; names only where isolation asks for it.
