@@ -93,6 +93,8 @@ async def generate(world: World, tokens: np.ndarray, *, exact: bool) -> tuple[li
 def replayed(world: World, tokens: np.ndarray, *, exact: bool) -> list[int]:
     """What one model writes that has the same hits: each prefill of the log goes on from the tokens before it."""
     reference = Reference(tiny("f32q"), len(tokens) + OUTPUT)
+    # A worker that died before it answered has left its blocks in the store
+    reference.prefill(tokens, exact=exact)
     output: list[int] = []
     starts = [len(job.tokens) - len(tokens) for job, _ in world.cluster.log]
     for start, (_, result) in zip(starts, world.cluster.log, strict=True):
