@@ -1,13 +1,14 @@
-"""Induction laid into the first weights: one head that reads the token before, two that look up what followed it.
+"""Induction laid into the first weights: one head that reads the token before, one that looks up what followed it.
 
 Found from noise this takes a plateau of some hundred steps, most of what copying and retrieval cost. Laid in, it is
-rough, and training only has to refine it. With x the embedding of a token, P and Q two random maps:
+rough, and training only has to refine it. With x the embedding of a token and P, Q, R random maps:
 
-  layer 0      a head attends one position back and writes Q P x(before) beside the token's own x
-  layers 1, 4  half of a key is Q^T of that, so P x(before); the other half is R x, of the own token. The query is P x
-               of the current token. It meets the keys whose token before is the current one; R^T writes their own x
+  layer 0  a head attends one position back and writes Q P x(before) beside the token's own x
+  layer 4  one part of a key is Q^T of that, so P x(before); the other is R x, of the own token. The query is P x of the
+           current token. It meets the keys whose token before is the current one; R^T writes their own x
 
-Keys and values are one vector here; its two halves serve as one each.
+Keys and values are one vector here; its two parts serve as one each. All other outputs start quiet (``start.py``), or
+their noise would drown what layer 4 has to read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from epdserve.kernels.rope import rope_frequencies
 from epdserve.model.config import ModelConfig
 from torch import Tensor
 
-LOOK_UP_LAYERS: Final = (1, 4)  # the second reads all of the past, the first only the window
+LOOK_UP_LAYER: Final = 4  # reads all of the past, one entry a token
 _COMMON: Final = 2.0  # what all embeddings have along the common axis
 _KEY_PART: Final = 1.5
 _SHARPNESS: Final = (9.0, 4.0, 3.0)  # of the rotary pairs that look back, fastest first
@@ -27,7 +28,7 @@ _BEFORE: Final = 1.5  # how strongly the token before is written
 _MATCHED: Final = 16  # channels of a key that are matched; the rest is found
 _KEY_GAIN: Final = 2.0  # of the matched half beside the other
 _MATCH: Final = 6.0  # how strongly a query meets its keys
-_FOUND: Final = 6.0  # how strongly what was found is written
+_FOUND: Final = 10.0  # how strongly what was found is written
 
 
 def set_circuits(config: ModelConfig, weights: dict[str, Tensor], seed: int) -> None:
@@ -42,9 +43,8 @@ def set_circuits(config: ModelConfig, weights: dict[str, Tensor], seed: int) -> 
     weights["embed.weight"][:, 0] = _COMMON
     _look_back(config, weights, reading)
     _write(weights, 0, slice(0, _MATCHED), _BEFORE * writing)
-    for layer in LOOK_UP_LAYERS:
-        _look_up(weights, layer, reading, torch.cat([_KEY_GAIN * writing.t(), reading[_MATCHED:]]))
-        _write(weights, layer, slice(_MATCHED, content), _FOUND * reading[_MATCHED:].t())
+    _look_up(weights, reading, torch.cat([_KEY_GAIN * writing.t(), reading[_MATCHED:]]))
+    _write(weights, LOOK_UP_LAYER, slice(_MATCHED, content), _FOUND * reading[_MATCHED:].t())
 
 
 def _look_back(config: ModelConfig, weights: dict[str, Tensor], reading: Tensor) -> None:
@@ -68,16 +68,15 @@ def _look_back(config: ModelConfig, weights: dict[str, Tensor], reading: Tensor)
         query[even + 1, 0] = -sharpness * frequency[pair].sin()
 
 
-def _look_up(weights: dict[str, Tensor], layer: int, reading: Tensor, keeping: Tensor) -> None:
+def _look_up(weights: dict[str, Tensor], reading: Tensor, keeping: Tensor) -> None:
     """Head 0 of a later layer: queries of the own token, keys of the token before."""
-    prefix, content = f"layers.{layer}.attn.", len(reading)
+    prefix, content = f"layers.{LOOK_UP_LAYER}.attn.", len(reading)
     weights[prefix + "wq_a.weight"][:_MATCHED] = reading[:_MATCHED]
     query = weights[prefix + "wq_b.weight"]
     query[: _head_rows(weights, prefix)] = 0.0
     query[:_MATCHED, :_MATCHED] = _MATCH * torch.eye(_MATCHED)
     for name in ("wkv.weight", "compressor.wkv.weight"):
-        if prefix + name in weights:
-            weights[prefix + name][:content] = keeping
+        weights[prefix + name][:content] = keeping
 
 
 def _write(weights: dict[str, Tensor], layer: int, channels: slice, writing: Tensor) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 EXPERT: Final = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _KEEP: Final = 2.0  # how strongly a residual copy is kept to itself and read in turn, before the sigmoid
 _SHARED: Final = 0.7  # of an embedding, what it has in common with the others of its class
+_SURE: Final = 3.0  # least cross-entropy of copying before any step
+_QUIET: Final = 0.2  # of what is usual, for all that writes into the streams
 _HYPER_SCALE: Final = 0.1
 _HYPER_SPREAD: Final = 0.02
 
@@ -55,7 +57,7 @@ def _tie(weights: dict[str, Tensor], token_map_V: Tensor) -> None:
     own = weights["embed.weight"]
     embedding = _SHARED * own[_first_of_class(token_map_V)] + (1 - _SHARED**2) ** 0.5 * own
     weights["embed.weight"] = embedding
-    weights["head.weight"] = embedding * own.shape[1] ** -0.5
+    weights["head.weight"] = embedding * _SURE * own.shape[1] ** -0.5
 
 
 def _first_of_class(token_map_V: Tensor) -> Tensor:
@@ -82,8 +84,11 @@ def _start(config: ModelConfig, name: str, shape: tuple[int, ...], draw: torch.G
         return noise * 0.5
     if name.endswith("engram.embed.weight"):
         return noise * 0.3
-    damping: float = (2 * text.num_hidden_layers) ** -0.5 if re.search(r"wo_b|w2(\.weight)?$", name) else 1.0
-    return noise.mul(shape[-1] ** -0.5 * damping)
+    if re.search(r"wo_b|w2(\.weight)?$", name):
+        noise *= _QUIET * (2 * text.num_hidden_layers) ** -0.5
+    if name.endswith("engram.wkv.weight"):
+        noise *= _QUIET
+    return noise.mul(shape[-1] ** -0.5)
 
 
 def _hyper_base(copies: int, name: str) -> Tensor:

@@ -79,11 +79,11 @@ def test_a_run_taken_up_equals_one_that_never_stopped(tmp_path: Path, state: tup
 def test_the_loss_falls(tmp_path: Path) -> None:
     trainer, stage = (
         Trainer(tmp_path, 5),
-        Stage("copy", 16384, {"copy": 1.0}, ((64, 8, 1.0),), warm_steps=2, cool=0),
+        Stage("copy", 16384, {"copy": 1.0}, ((64, 4, 1.0),), warm_steps=2, cool=0),
     )
     trainer.begin(stage)
     losses = []
-    for _ in range(10):
+    for _ in range(6):
         scores = Scores()
         trainer.run_step(stage, scores)
         losses.append(scores.loss["copy"] / scores.tokens["copy"])
