@@ -20,6 +20,8 @@ from epdserve.kernels.rope import rope_frequencies
 from epdserve.model.config import ModelConfig
 from torch import Tensor
 
+SPACE_AXIS: Final = 1  # channels of an embedding that say how a word is written
+CAPITAL_AXIS: Final = 2
 LOOK_UP_LAYER: Final = 4  # reads all of the past, one entry a token
 _COMMON: Final = 2.0  # what all embeddings have along the common axis
 _KEY_PART: Final = 1.5
@@ -39,7 +41,7 @@ def set_circuits(config: ModelConfig, weights: dict[str, Tensor], seed: int) -> 
     spread = text.hidden_size**-0.5
     reading = torch.randn(content, text.hidden_size, generator=draw) * spread  # P, then R
     writing = torch.randn(text.hidden_size, _MATCHED, generator=draw) * spread  # Q
-    reading[:, 0], writing[0] = 0.0, 0.0  # the common axis is no content
+    reading[:, : CAPITAL_AXIS + 1], writing[: CAPITAL_AXIS + 1] = 0.0, 0.0  # these are no content
     weights["embed.weight"][:, 0] = _COMMON
     _look_back(config, weights, reading)
     _write(weights, 0, slice(0, _MATCHED), _BEFORE * writing)

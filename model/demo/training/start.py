@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from epdserve.model.config import ModelConfig
-from epdserve.model.demo.training.circuits import set_circuits
+from epdserve.model.demo.training.circuits import CAPITAL_AXIS, SPACE_AXIS, set_circuits
 from epdserve.model.tensor_map import Storage, TensorSpec, expected_tensors
 from torch import Tensor
 
 EXPERT: Final = re.compile(r"(layers\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight")
 _KEEP: Final = 2.0  # how strongly a residual copy is kept to itself and read in turn, before the sigmoid
-_SHARED: Final = 0.7  # of an embedding, what it has in common with the others of its class
+_FORM: Final = 1.0  # of an embedding, along the axes of space and capital
+_SHARED: Final = 0.9  # of an embedding, what it has in common with the others of its class
 _SURE: Final = 3.0  # least cross-entropy of copying before any step
 _QUIET: Final = 0.2  # of what is usual, for all that writes into the streams
 _HYPER_SCALE: Final = 0.1
@@ -35,27 +37,37 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def start_weights(config: ModelConfig, seed: int, token_map_V: Tensor) -> dict[str, Tensor]:
-    """Every tensor, drawn from a generator of (seed, name); ``token_map_V`` groups tokens (see ``_tie``)."""
+def start_weights(
+    config: ModelConfig, seed: int, token_map_V: Tensor, texts_V: Sequence[str]
+) -> dict[str, Tensor]:
+    """Every tensor, drawn from a generator of (seed, name).
+
+    Args:
+        token_map_V: Class of each token (``derive_token_map``): tokens of a class start alike.
+        texts_V: What each token stands for.
+    """
     weights = {
         name: _start(
             config, name, shape, torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
         )
         for name, shape in parameter_shapes(config).items()
     }
-    _tie(weights, token_map_V)
+    _tie(weights, token_map_V, texts_V)
     set_circuits(config, weights, seed)
     return weights
 
 
-def _tie(weights: dict[str, Tensor], token_map_V: Tensor) -> None:
-    """Tokens that differ in case or spaces start alike, and the head starts as the embedding, scaled.
+def _tie(weights: dict[str, Tensor], token_map_V: Tensor, texts_V: Sequence[str]) -> None:
+    """Tokens that differ in case or spaces start alike but for two axes, and the head is the embedding, scaled.
 
-    So what attention carries over from one token predicts that token at once, for all tokens, and copying is learnt
-    for all of them together.
+    So what attention carries over from one token predicts that token at once, and turning two axes is all that it
+    takes to say a word without its space or with a capital: copying is learnt for all words together.
     """
     own = weights["embed.weight"]
     embedding = _SHARED * own[_first_of_class(token_map_V)] + (1 - _SHARED**2) ** 0.5 * own
+    for axis, form in ((SPACE_AXIS, str.isspace), (CAPITAL_AXIS, str.isupper)):
+        marks = [form(text.lstrip()[:1] if axis == CAPITAL_AXIS else text[:1]) for text in texts_V]
+        embedding[:, axis] = (torch.tensor(marks).float() * 2 - 1) * _FORM
     weights["embed.weight"] = embedding
     weights["head.weight"] = embedding * _SURE * own.shape[1] ** -0.5
 

@@ -51,7 +51,7 @@ class Trainer:
         self.openings = Openings(self.vocabulary)
         self.token_map_V = torch.from_numpy(derive_token_map(Tokenizer.from_str(self.vocabulary.definition)))
         self.stage_name, self.step, self.tokens = "", 0, 0
-        self.weights = start_weights(self.config, seed, self.token_map_V)
+        self.weights = start_weights(self.config, seed, self.token_map_V, self.vocabulary.texts())
         self._kept: dict[str, Tensor] = {}
         if (directory / PROGRESS_FILE).exists():
             self._load()

@@ -52,6 +52,10 @@ class Vocabulary:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text))
 
+    def texts(self) -> list[str]:
+        """What each token stands for, by id."""
+        return [self.tokenizer.decode([token]) for token in range(self.tokenizer.vocab_size)]
+
     def turn(
         self, question: str, answer: Sequence[int], label: int, *, thought: Strip | None = None
     ) -> Strip:
