@@ -16,4 +16,4 @@ if [[ "$(cat .venv-clients/stamp 2>/dev/null)" != "$wanted" ]]; then
   printf '%s' "$wanted" >.venv-clients/stamp
 fi
 export PYTHONSAFEPATH=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1
-exec .venv/bin/python -m pytest tests/integration/stack/test_other_clients.py "$@"
+exec .venv/bin/python -m pytest tests/integration/stack/test_other_clients.py -m slow "$@"

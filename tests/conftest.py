@@ -21,11 +21,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         programs = {str(name) for mark in item.iter_markers("needs") for name in mark.args}
         for program in sorted(name for name in programs if shutil.which(name) is None):
             item.add_marker(pytest.mark.skip(reason=f"needs {program}"))
+    if "slow" not in str(config.option.markexpr):  # minutes long, by a documented command
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     yield
     items.sort(key=lambda item: not item.nodeid.startswith(STACK))  # the longest unit of work starts first
 

@@ -146,7 +146,8 @@ def expected_grammar(
     reasoning = stage is not None and stage.starts_in_reasoning()
     markers = Markers(tokenizer.dsml_id, tokenizer.eos_id, tokenizer.think_end_id if reasoning else None)
     tools = [
-        Tool(name, schema if schema else None, name in plan.strict) for name, schema in chat.schemas.items()
+        Tool(name, plan.schemas.get(name, schema) or None, name in plan.strict)
+        for name, schema in chat.schemas.items()
     ]
     if plan.calling is Calling.STRICT:
         # Beside strict functions, one that is not strict takes anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from epdserve.services.errors import InvalidRequest
@@ -45,6 +45,7 @@ class ToolPlan:
         tools: What the prompt declares, as the protocol has them.
         mode: The choice as the recipe takes it.
         strict: Names of functions whose schemas are enforced.
+        schemas: Parameters of each function as the client sent them: the recipe drops definitions that they share.
         several: More than one call may come.
     """
 
@@ -53,6 +54,7 @@ class ToolPlan:
     calling: Calling = Calling.FREE
     strict: frozenset[str] = frozenset()
     several: bool = True
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def plan_tools(
@@ -88,6 +90,7 @@ def plan_tools(
         strict,
         # A forced call is one call, unless several were asked for
         wish.several is True if forced else wish.several is not False,
+        {tool.name: tool.parameters for tool in kept},
     )
 
 

@@ -111,7 +111,7 @@ async def check(world: World, *dooms: Doom, exact: bool) -> Trail:
     world.mortals.reaper.send(*dooms)
     output, trail = await generate(world, tokens, exact=exact)
     assert world.mortals.reaper.pending() == 0, "nobody died"
-    assert len(world.mortals.dead()) == len(dooms)
+    await world.mortals.expect_deaths(len(dooms))
     assert output == replayed(world, tokens, exact=exact)
     alive = [worker for worker in WORKERS if worker not in world.mortals.dead()]
     await world.live.assert_conserved(*alive, within_s=20.0)

@@ -44,7 +44,7 @@ def run_layers(backbone: Backbone, arrays: dict[str, torch.Tensor]) -> LayerRun:
     run = LogitsRun(backbone, ids_of(arrays, "ids"), LogitsPlan(), block_tokens=16)
     batch = batch_of(run, 0, LENGTH)
     context = ForwardContext(batch, run.pools, entry_codec(run.layout.entry_format), backbone.precision)
-    residual = backbone.encoder._enter(batch.token_ids_T)
+    residual = backbone.encoder._enter(batch)
     with torch.inference_mode():
         for block in blocks(backbone):
             layer = block.spec.index

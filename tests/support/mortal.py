@@ -116,6 +116,13 @@ class Mortals:
         """Who has died of SIGKILL since its last start."""
         return [worker for worker, process in self._processes.items() if process.exitcode == -signal.SIGKILL]
 
+    async def expect_deaths(self, count: int) -> None:
+        """Wait for this many deaths: the last token may be here before its worker's end is noticed."""
+        async with asyncio.timeout(10):
+            while len(self.dead()) < count:  # noqa: ASYNC110 - processes end on their own
+                await asyncio.sleep(0.02)
+        assert len(self.dead()) == count
+
     async def end(self) -> None:
         """Stop all of them."""
         for process in self._processes.values():

@@ -30,12 +30,14 @@ def run(stack: Stack, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.needs(PYTHON)
 @pytest.mark.parametrize("client", ["langchain", "litellm", "instructor"])
 def test_python_clients(stack: Stack, client: str) -> None:
     assert client in run(stack, PYTHON, str(SCRIPTS / f"{client}_client.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.needs(NODE)
 def test_the_client_of_npm(stack: Stack) -> None:
     # Modules are looked for beside the script that asks for them

@@ -138,11 +138,7 @@ def test_a_process_killed_before_every_call(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_the_long_matrix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
-    if "slow" not in str(request.config.option.markexpr):
-        pytest.skip("minutes long: run with -m slow")
+def test_the_long_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls, runs = calls_of_a_life(tmp_path / "r"), Counter[str]()
     for seed in range(3):
         for cut_at in range(calls):
