@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment if there is none and runs every check:  bash deploy/test.sh [--all] [pytest arguments]
 # Tests that need a program this machine lacks are named as not run; --all makes that a failure.
+# Tests run in one random order, the same for everybody: --randomly-seed=N is another one.
 # Safe beside a running `up`: ports, Ray, registry and folders are the tests' own.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,7 +24,7 @@ mypy=$!
 step "ruff check" .venv/bin/ruff check --quiet .
 step "ruff format" .venv/bin/ruff format --check --quiet .
 step "lint-imports" .venv/bin/lint-imports --no-logo
-step "pytest" .venv/bin/python -m pytest -n 2 --no-loadscope-reorder "$@"
+step "pytest" .venv/bin/python -m pytest -n 2 --no-loadscope-reorder --randomly-seed=1800472978 "$@"
 say "mypy --strict"
 wait "$mypy" || failed+=("mypy")
 tail -n 40 .run/mypy.log
