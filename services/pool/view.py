@@ -42,6 +42,7 @@ class ClusterView:
         self._registry = registry
         self._lease_s, self._refresh_s, self._clock = lease_s, refresh_s, clock
         self._workers: dict[str, WorkerInfo] = {}
+        self._sorted: tuple[WorkerInfo, ...] = ()
         self._epoch = ""
         self._lost_data_at: float | None = None
         self._answered_at: float | None = None
@@ -63,8 +64,9 @@ class ClusterView:
 
     def workers(self, role: WorkerRole | None = None) -> tuple[WorkerInfo, ...]:
         """Workers of a role, or all, by name."""
-        found = (info for info in self._workers.values() if role is None or info.role is role)
-        return tuple(sorted(found, key=lambda info: info.worker))
+        if role is None:
+            return self._sorted
+        return tuple(info for info in self._sorted if info.role is role)
 
     def get(self, worker: str) -> WorkerInfo | None:
         """One worker, None if it is not alive."""
@@ -135,10 +137,10 @@ class ClusterView:
             # after a loss of data the fences are gone, too: a former life may have spoken first
             if known is None or known.incarnation <= info.incarnation:
                 self._workers[worker] = info
-        if self._lost_data_at is not None and now - self._lost_data_at < self._lease_s:
-            return
-        self._lost_data_at = None
-        self._workers = heard
+        if self._lost_data_at is None or now - self._lost_data_at >= self._lease_s:
+            self._lost_data_at = None
+            self._workers = heard
+        self._sorted = tuple(sorted(self._workers.values(), key=lambda info: info.worker))
 
     async def _read_regularly(self) -> None:
         while not self._closed:

@@ -12,6 +12,7 @@ from epdserve.services.errors import Overloaded
 from epdserve.services.policy.fairness import ServiceMeter
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.gate import Answer, GateSettings, Outlook, SloClass, Verdict, decide
+from epdserve.services.policy.joint import Decision
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.router.routing import Route
@@ -61,12 +62,12 @@ class Foresight:
         Raises:
             Overloaded: It is expected to miss a target, or others of its tenant have taken its share.
         """
-        if not self._refuse_late or route.decision is None:
+        if not self._refuse_late or (decision := route.decision) is None:
             return
         now, tenant = self._clock(), request.tenant_key.hex()
-        cost_s = self._cost_s(route, forecast)
+        cost_s = self._cost_s(route, decision, forecast)
         self._meter.asked(tenant, cost_s, now=now)
-        answer = self._ask(route, tenant, now)
+        answer = self._ask(decision, tenant, now)
         if answer.verdict is Verdict.REFUSE:
             self.refused[answer.reason] += 1
             raise Overloaded(
@@ -75,9 +76,8 @@ class Foresight:
             )
         self._meter.given(tenant, cost_s, now=now)
 
-    def _ask(self, route: Route, tenant: str, now: float) -> Answer:
-        assert route.decision is not None
-        chosen = route.decision.chosen
+    def _ask(self, decision: Decision, tenant: str, now: float) -> Answer:
+        chosen = decision.chosen
         outlook = Outlook(chosen.ttft_s, chosen.tpot_s)
         answer = decide(outlook, self._slo, settings=self._gate)
         if answer.verdict is Verdict.ENTER and answer.pressure > self._gate.fair_from:
@@ -87,9 +87,8 @@ class Foresight:
             )
         return answer
 
-    def _cost_s(self, route: Route, forecast: LengthForecast) -> float:
+    def _cost_s(self, route: Route, decision: Decision, forecast: LengthForecast) -> float:
         """Seconds of workers: of prefill, and a request's part of the decode steps it takes part in."""
-        assert route.decision is not None
         speed = self._estimates.prefill_tokens_per_s(route.prefill.worker)
         step_s = self._estimates.step_s(route.decode.worker)
-        return route.decision.compute_tokens / speed + forecast.mean * step_s / max(1, route.decode.running)
+        return decision.compute_tokens / speed + forecast.mean * step_s / max(1, route.decode.running)

@@ -101,6 +101,7 @@ class Pipeline:
             ServiceError: It ends in no other way; never with an error inside a chunk.
         """
         emitted = trail.drawn
+        loop = asyncio.get_running_loop()
         lost: set[Life] = set()
         while True:
             if start is None:
@@ -111,8 +112,10 @@ class Pipeline:
                 async with aclosing(self._attempt(route, handle, request, emitted, trail)) as chunks:
                     async for chunk in chunks:
                         emitted.extend(chunk.tokens)
-                        self._learn(request, chunk, len(emitted))
                         yield chunk
+                        if chunk.finish_reason is not None:
+                            # In the loop's next round: the client's last bytes go out first
+                            loop.call_soon(self._learn, request, chunk, len(emitted))
                 return
             except Unavailable as error:
                 _heed_cancellation()
@@ -302,8 +305,8 @@ class Pipeline:
                 await self.give_back(job.handle)
 
     def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int) -> None:
-        if chunk.finish_reason is not None:
-            self._placer.estimates.answered(request, tokens, chunk.finish_reason)
+        assert chunk.finish_reason is not None
+        self._placer.estimates.answered(request, tokens, chunk.finish_reason)
         if chunk.receipt is not None:
             self._placer.estimates.decoded(chunk.receipt.worker, chunk.receipt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -46,13 +46,18 @@ class Route:
 
     Attributes:
         hit_tokens: Expected hit at the prefill worker, in its pages or from a store.
-        decision: Why; None for a route that nobody chose.
+        decide: Works out why; None for a route that nobody chose.
     """
 
     prefill: WorkerInfo
     decode: WorkerInfo
     hit_tokens: int
-    decision: Decision | None = None
+    decide: Callable[[], Decision] | None = None
+
+    @property
+    def decision(self) -> Decision | None:
+        """Why; of a pair that was the only one, what is expected of it now."""
+        return None if self.decide is None else self.decide()
 
 
 class Placer:
@@ -138,13 +143,14 @@ class Placer:
                 affinity=affinity,
                 staleness_s=0.0 if self.ledger.alone else _STALENESS_S,
             )
-            there = [info for info in prefills if _layout(info) == layout]
-            routes.append(
-                self._choose(
-                    there, [info for info in decodes if info.cache_root == layout[0]], hits, stores, wanted
-                )
+            pairs = (
+                [info for info in prefills if _layout(info) == layout],
+                [info for info in decodes if info.cache_root == layout[0]],
             )
-        route = min(routes, key=lambda route: route[0])[2]
+            routes.append(
+                self._only(*pairs, hits, stores, wanted) or self._choose(*pairs, hits, stores, wanted)
+            )
+        route = routes[0] if len(routes) == 1 else min(routes, key=_cost)
         self._remember(request_id, route)
         return route
 
@@ -159,6 +165,26 @@ class Placer:
         if len(self._explained) > _EXPLAINED:
             self._explained.popitem(last=False)
 
+    def _only(
+        self,
+        prefills: Sequence[WorkerInfo],
+        decodes: Sequence[WorkerInfo],
+        hits: Mapping[str, int],
+        stores: Mapping[str, str],
+        wanted: Placing,
+    ) -> Route | None:
+        """The route where there is nothing to weigh: one pair, and no tier that has more than the worker's pages."""
+        if len(prefills) > 1 or len(decodes) > 1:
+            return None
+        own = hits.get(prefills[0].worker, 0)
+        if max(hits.values(), default=0) > own:
+            return None
+
+        def decide() -> Decision:
+            return self._decide(prefills, decodes, hits, stores, wanted)
+
+        return Route(prefills[0], decodes[0], min(own, wanted.prompt_tokens - 1), decide)
+
     def _choose(
         self,
         prefills: Sequence[WorkerInfo],
@@ -166,20 +192,30 @@ class Placer:
         hits: Mapping[str, int],
         stores: Mapping[str, str],
         wanted: Placing,
-    ) -> tuple[float, str, Route]:
-        """The best pair of one layout, with what routes are sorted by."""
+    ) -> Route:
+        """The best pair of one layout."""
+        decision = self._decide(prefills, decodes, hits, stores, wanted)
+        chosen = decision.chosen
+        prefill = next(info for info in prefills if info.worker == chosen.prefill)
+        decode = next(info for info in decodes if info.worker == chosen.decode)
+        return Route(prefill, decode, chosen.hit_tokens, lambda: decision)
+
+    def _decide(
+        self,
+        prefills: Sequence[WorkerInfo],
+        decodes: Sequence[WorkerInfo],
+        hits: Mapping[str, int],
+        stores: Mapping[str, str],
+        wanted: Placing,
+    ) -> Decision:
         prefills, decodes = (sorted(infos, key=lambda info: info.worker) for infos in (prefills, decodes))
         ledger, estimates = self.ledger, self.estimates
-        decision = place(
+        return place(
             prefill_pool(prefills, hits=hits, stores=stores, ledger=ledger, estimates=estimates),
             decode_pool(decodes, ledger=ledger, estimates=estimates, numbers=machines(prefills)),
             _LINKS,
             wanted,
         )
-        chosen = decision.chosen
-        prefill = next(info for info in prefills if info.worker == chosen.prefill)
-        decode = next(info for info in decodes if info.worker == chosen.decode)
-        return chosen.cost, chosen.prefill, Route(prefill, decode, chosen.hit_tokens, decision)
 
     async def _hit_tokens(
         self,
@@ -213,6 +249,12 @@ class Placer:
         if len(tokens) > _IN_THREAD_ABOVE_TOKENS:
             return await asyncio.to_thread(compute)
         return compute()
+
+
+def _cost(route: Route) -> tuple[float, str]:
+    """What the routes of several layouts are sorted by."""
+    assert route.decision is not None
+    return route.decision.chosen.cost, route.prefill.worker
 
 
 def _layout(info: WorkerInfo) -> tuple[bytes, int]:

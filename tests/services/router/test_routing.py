@@ -96,3 +96,24 @@ def test_the_ledger_forgets_who_has_nothing_left() -> None:
     with ledger.hold("d0", 100, output_tokens=50.0), ledger.hold("d0", 10):
         assert (ledger.tokens("d0"), ledger.requests("d0"), ledger.output_tokens("d0")) == (110, 2, 50.0)
     assert not ledger.own
+
+
+async def test_a_sole_pair_is_explained_with_what_is_expected_of_it_when_asked() -> None:
+    placer = Placer(FakeCluster(infos=pool(prefills=1, decodes=1)), InFlightLedger())
+    route = await placer.place(PROMPT, tenant_key=KEY, forecast=fixed(100), request_id="r")
+    before = placer.explain("r")
+    assert before is not None and [(one.prefill, one.decode) for one in before] == [("p0", "d0")]
+    assert route.decision is not None and route.hit_tokens == route.decision.chosen.hit_tokens == 0
+    with placer.ledger.hold("p0", 500_000):
+        after = placer.explain("r")
+    assert after is not None and after[0].ttft_s > before[0].ttft_s
+
+
+async def test_a_sole_pair_counts_on_its_pages_and_on_the_store_where_that_holds_more() -> None:
+    infos = [*pool(prefills=1, decodes=1), worker_info("s0", WorkerRole.STORE, machine="m0")]
+    cluster = FakeCluster(infos=infos)
+    chain = prefix_hash_chain(PROMPT, block_tokens=16, root=ROOT, tenant_key=KEY)
+    cluster.held = {key: {"p0"} for key in chain[:4]}
+    assert (await placed(cluster)).hit_tokens == 64
+    cluster.held = {key: {"p0", "s0"} if at < 4 else {"s0"} for at, key in enumerate(chain)}
+    assert (await placed(cluster)).hit_tokens == 192
