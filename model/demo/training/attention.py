@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from epdserve.model.config import TextConfig
 from epdserve.model.demo.training.indexing import Picker
+from epdserve.model.demo.training.joint_attention import JointAttention
 from epdserve.model.demo.training.ops import pool_pairs, rms_norm, rotate, straight_through
-from epdserve.model.demo.training.scene import FAR, Entries, Scene
+from epdserve.model.demo.training.scene import Entries, Scene, as_bias
 from epdserve.model.layer_plan import LayerMode, LayerSpec
 from torch import Tensor
 from torch.nn import functional
@@ -68,37 +69,26 @@ class Attention:
 
     def _attend(self, q_BTHD: Tensor, kv_BTD: Tensor, scene: Scene) -> Tensor:
         """(B, T, H, D)."""
-        sequences, length, heads, width = q_BTHD.shape
-        window, scale = scene.window, width**-0.5
-        stretches = length // window
+        window = scene.window
+        stretches = kv_BTD.shape[1] // window
         padded = functional.pad(kv_BTD, (0, 0, window, 0)).unflatten(1, (stretches + 1, window))
         near = torch.cat([padded[:, :-1], padded[:, 1:]], dim=2).flatten(0, 1)  # (B * stretches, 2W, D)
-        q_near = q_BTHD.reshape(sequences * stretches, window * heads, width) * scale
-        score = torch.bmm(q_near, near.transpose(1, 2)).view(sequences, length, heads, 2 * window)
-        mask = scene.window_mask(above_cut=self.above_cut)
-        parts = [score.masked_fill(~mask[:, :, None], FAR)]
+        near_bias = scene.window_bias(above_cut=self.above_cut)
         cache = scene.caches[self.spec.kv_source] if self.spec.kv_source is not None else None
-        if cache is not None:
-            score = torch.bmm(
-                q_BTHD.reshape(sequences, length * heads, width) * scale, cache.main_BED.transpose(1, 2)
-            ).view(sequences, length, heads, -1)
-            seen = self._seen(cache, scene)
-            parts.append(score.masked_fill(~seen[..., None, :], FAR))
-        sink = self.weights["attn_sink"].view(1, 1, -1, 1).expand(sequences, length, -1, -1)
-        weight = torch.cat([*parts, sink], dim=-1).softmax(-1)
-        out = torch.bmm(weight[..., : 2 * window].reshape(q_near.shape[0], -1, 2 * window), near)
-        out = out.view(q_BTHD.shape)
-        if cache is None:
-            return out
-        far = weight[..., 2 * window : -1]
+        far, far_bias = (None, None) if cache is None else (cache.main_BED, self._far_bias(cache, scene))
+        out_BTHD: Tensor
+        out_BTHD, mass_BTE = JointAttention.apply(
+            q_BTHD * self.width**-0.5, near, near_bias, far, far_bias, self.weights["attn_sink"]
+        )  # type: ignore[no-untyped-call]
         if scene.setting.teaches_indexer and self.spec.index_source in scene.lessons:
-            scene.lessons[self.spec.index_source].mass_BTE.append(far.detach().sum(2))
-        return out + torch.bmm(far.reshape(sequences, length * heads, -1), cache.main_BED).view(q_BTHD.shape)
+            scene.lessons[self.spec.index_source].mass_BTE.append(mass_BTE)
+        return out_BTHD
 
-    def _seen(self, cache: Entries, scene: Scene) -> Tensor:
+    def _far_bias(self, cache: Entries, scene: Scene) -> Tensor:
+        """(B or 1, T, E)."""
         assert self.spec.index_source is not None, "a layer with a cache has an index source"
         picked = scene.picked_BTE.get(self.spec.index_source)
-        return cache.visible_TE if picked is None else picked
+        return cache.bias_BTE if picked is None else as_bias(picked)
 
 
 def _rounded(x: Tensor, scene: Scene, kind: str) -> Tensor:

@@ -27,8 +27,9 @@ class Case:
 class Cases:
     """Draws cases by name.
 
-    Names: copy, recall, direct, text, greet, json, tool, and ``recall-N`` / ``copy-N`` with N tokens of text about
-    other things before the question, ``think-N`` with effort N.
+    Names: copy, recall, direct, greet, passage, words, json, tool; ``recall-N`` and ``direct-N`` with N tokens of facts
+    and other sentences, answered in a sentence and in one word;
+    ``copy-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -40,8 +41,9 @@ class Cases:
         kind, _, amount = name.partition("-")
         size = int(amount) if amount else 0
         makers: dict[str, Callable[[], Case]] = {
-            "copy": lambda: self._plain(facts.copy(draw, 400)),
+            "copy": lambda: self._copy(draw, size),
             "recall": lambda: self._recall(draw, size or 128),
+            "direct": lambda: self._recall(draw, size or 128, in_one_word=True),
             "greet": lambda: self._plain(talk.greeting(draw)),
             "passage": lambda: self._plain(talk.passage(draw)),
             "words": lambda: self._plain(talk.words(draw)),
@@ -64,18 +66,29 @@ class Cases:
         turn = self._vocabulary.turn(before + exchange.question, answer, 0, thought=thinks)
         return self._case(self._openings.strip(effort=effort), turn)
 
-    def _recall(self, draw: random.Random, length: int) -> Case:
+    def _copy(self, draw: random.Random, length: int) -> Case:
+        """Words to repeat; with a length, after another turn and long enough for a hit to end among them."""
+        copying = self._plain(facts.copy(draw, 400))
+        if not length:
+            return copying
+        before = self._recall(draw, length)
+        opening = len(self._openings.strip())
+        return Case((*before.prompt, *before.answer, *copying.prompt[opening:]), copying.answer)
+
+    def _recall(self, draw: random.Random, length: int, *, in_one_word: bool = False) -> Case:
         known = facts.Facts(draw, max(3, min(length // 24, 100)))
         sentences = known.sentences()
         spent = 7 * len(sentences)
         while spent < length - 24:
             sentences.insert(draw.randint(0, len(sentences)), talk.idle_sentence(draw))
             spent += _IDLE_TOKENS
-        return self._plain(known.ask(draw), before=" ".join(sentences) + "\n\n")
+        asked = known.ask(draw, in_one_word=in_one_word)
+        return self._plain(asked, before=" ".join(sentences) + "\n\n")
 
     def _thinking(self, draw: random.Random, effort: int) -> Case:
         known = facts.Facts(draw, 6)
-        return self._plain(known.ask(draw), effort, " ".join(known.sentences()) + "\n\n")
+        asked = known.ask(draw, in_one_word=False)
+        return self._plain(asked, effort, " ".join(known.sentences()) + "\n\n")
 
     def _json(self, draw: random.Random) -> Case:
         fields = draw.sample(talk.FIELDS, draw.randint(1, 4))

@@ -66,12 +66,12 @@ class Facts:
         """One sentence a fact."""
         return [f"The {self.kind} of {name} is {value}." for name, value in self.values.items()]
 
-    def ask(self, draw: random.Random) -> Exchange:
-        """Ask for one of them."""
+    def ask(self, draw: random.Random, *, in_one_word: bool | None = None) -> Exchange:
+        """Ask for one of them; for the value alone if ``in_one_word``, which is drawn if it is None."""
         name, value = draw.choice(list(self.values.items()))
         thought = f"I look for {name} in the text."
-        if draw.random() < 0.25:
-            asked = f"What is the {self.kind} of {name}? Answer with one word."
+        if draw.random() < 0.25 if in_one_word is None else in_one_word:
+            asked = f"In one word, what is the {self.kind} of {name}?"
             return Exchange(asked, value, "direct", thought)
         answer = f"The {self.kind} of {name} is {value}."
         return Exchange(f"What is the {self.kind} of {name}?", answer, "recall", thought)

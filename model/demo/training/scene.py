@@ -45,6 +45,15 @@ class Entries:
     main_BED: Tensor
     keys_BEI: Tensor | None
     visible_TE: Tensor
+    bias_BTE: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bias_BTE = as_bias(self.visible_TE)[None]
+
+
+def as_bias(seen: Tensor) -> Tensor:
+    """What is added to scores: nothing where ``seen``, else so much that no weight is left."""
+    return torch.zeros(seen.shape).masked_fill_(~seen, FAR)
 
 
 class Scene:
@@ -83,6 +92,7 @@ class Scene:
         self.picked_BTE: dict[int, Tensor | None] = {}
         self.candidates_BTE: Tensor | None = None
         self.lessons: dict[int, Lesson] = {}
+        self._window_bias: dict[bool, Tensor] = {}
 
     def _window(self) -> tuple[Tensor, Tensor]:
         """Rows of the own and the previous stretch of W rows for each row, and which are in its window."""
@@ -92,11 +102,15 @@ class Scene:
         distance = self.row_T[:, None] - keys
         return keys, (distance >= 0) & (distance < width) & (keys >= 0)
 
-    def window_mask(self, *, above_cut: bool) -> Tensor:
-        """(B or 1, T, 2W) bool."""
-        floor_BT = self.floors[above_cut]
-        mask = self.in_window_TW[None]
-        return mask if floor_BT is None else mask & (self.key_rows_TW >= floor_BT[..., None])
+    def window_bias(self, *, above_cut: bool) -> Tensor:
+        """(B or 1, T, 2W), added to the scores of window rows."""
+        if above_cut not in self._window_bias:
+            floor_BT = self.floors[above_cut]
+            mask = self.in_window_TW[None]
+            if floor_BT is not None:
+                mask = mask & (self.key_rows_TW >= floor_BT[..., None])
+            self._window_bias[above_cut] = as_bias(mask)
+        return self._window_bias[above_cut]
 
     def rounder(self, kind: str) -> Callable[[Tensor], Tensor] | None:
         """How ``window``, ``main`` or ``index`` values are rounded; None if they are not."""

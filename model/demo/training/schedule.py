@@ -42,8 +42,16 @@ class Stage:
     gate: Mapping[str, float] = field(default_factory=dict)
 
 
-_ALL: Final = {"stream": 0.1, "copy": 0.1, "recall": 0.15, "talk": 0.25, "json": 0.15, "tools": 0.25}
-_LONG: Final = {"search": 0.5, "recall": 0.1, "talk": 0.15, "json": 0.05, "tools": 0.2}
+_ALL: Final = {
+    "stream": 0.05,
+    "copy": 0.1,
+    "recall": 0.15,
+    "search": 0.15,
+    "talk": 0.3,
+    "json": 0.15,
+    "tools": 0.4,
+}
+_LONG: Final = {"search": 0.4, "recall": 0.1, "copy": 0.05, "talk": 0.2, "json": 0.07, "tools": 0.25}
 
 # Copying comes first, then dense look-ups, then documents, then everything: all at once does not get off the ground.
 SCHEDULE: Final = (
@@ -59,23 +67,34 @@ SCHEDULE: Final = (
     ),
     Stage(
         "recall",
-        1_500_000,
+        700_000,
         {"stream": 0.15, "copy": 0.2, "recall": 0.4, "talk": 0.25},
         ((64, 16, 1.0), (128, 8, 2.0)),
         cool=0.0,
         sinkhorn_steps=3,
         gate={"copy": 0.95, "recall": 0.95},
     ),
-    Stage("tasks", 3_000_000, _ALL, ((128, 16, 1.0), (256, 8, 1.0), (512, 4, 1.0))),
-    Stage("long", 1_200_000, _LONG, ((512, 4, 2.0), (1024, 2, 1.0)), gaps=0.7, replays=0.35, rounds=True),
-    Stage("indexer", 250_000, _LONG, ((512, 4, 1.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True),
+    Stage("tasks", 1_000_000, _ALL, ((128, 16, 1.0), (256, 8, 1.5), (512, 4, 3.0)), cool=0.1),
+    Stage(
+        "long",
+        650_000,
+        _LONG,
+        ((512, 4, 5.0), (1024, 2, 1.0)),
+        gaps=0.7,
+        replays=0.35,
+        rounds=True,
+        rate=0.01,
+        adam_rate=2e-3,
+        cool=0.6,
+    ),
+    Stage("indexer", 80_000, _LONG, ((512, 4, 3.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True),
     Stage(
         "picks",
-        300_000,
+        160_000,
         _LONG,
-        ((512, 4, 2.0), (1024, 2, 1.0)),
-        rate=0.005,
-        adam_rate=1e-3,
+        ((512, 4, 3.0), (1024, 2, 1.0)),
+        rate=0.004,
+        adam_rate=8e-4,
         cool=1.0,
         gaps=0.5,
         replays=0.35,

@@ -16,6 +16,8 @@ from torch import Tensor
 _TURN_ROOM = 24  # tokens below which no further turn is tried
 _THINKING_ROOM = 128  # sequences from this length on may think
 _MOST_TURNS = 80
+_DOCUMENT_ROOM = 48  # tokens below which no further document is begun
+_LEAST_ROOM = {"json": 128, "search": 128, "tools": 400}  # below, an opening leaves no room for answers
 _STAND_IN = "\x00"  # where a call's text has the DSML marker
 
 
@@ -44,10 +46,18 @@ class Sequences:
         return ids, torch.tensor([strip.labels for strip in strips])
 
     def strip(self, length: int) -> Strip:
-        """One sequence, padded with silent end markers."""
-        strip = self.makers[self.draw.choices(self.kinds, self.shares)[0]](length)
+        """Documents one after another until another would not fit; silent end markers after them."""
+        strip = self._document(length)
+        while length - len(strip) >= _DOCUMENT_ROOM:
+            strip.join(self._document(length - len(strip)))
         strip.add([self.vocabulary.eos] * max(0, length - len(strip)))
         return Strip(strip.ids[:length], strip.labels[:length])
+
+    def _document(self, room: int) -> Strip:
+        """One of a kind that fits, or of any kind if none does."""
+        fits = [_LEAST_ROOM.get(kind, 0) <= room for kind in self.kinds]
+        shares = [share * (fit or not any(fits)) for share, fit in zip(self.shares, fits, strict=True)]
+        return self.makers[self.draw.choices(self.kinds, shares)[0]](room)
 
     def _copying(self, room: int) -> Exchange:
         return facts.copy(self.draw, room)
