@@ -19,6 +19,7 @@ from epdserve.services.receipts import DecodeReceipt as DecodeReceipt
 from epdserve.services.receipts import TokenSources as TokenSources
 from epdserve.services.sampling import MAX_TOP_LOGPROBS, Grammar, PromptLogprobs, TokenLogprob
 from epdserve.services.sampling import SamplingParams as SamplingParams
+from epdserve.services.schedule import UNHURRIED, Schedule
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 
@@ -141,6 +142,7 @@ class PrefillJob(_ByValue):
             job must be ``exact``: every row is run.
         tail_at: Where the next turn's prompt is likely to leave this one: a tail is kept there.
         images: In order of their places.
+        schedule: How urgent it is.
     """
 
     request_id: str
@@ -152,6 +154,7 @@ class PrefillJob(_ByValue):
     prompt_logprobs: int | None = None
     tail_at: int | None = None
     images: tuple[PlacedImage, ...] = ()
+    schedule: Schedule = UNHURRIED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
@@ -206,6 +209,7 @@ class DecodeJob(_ByValue):
         timeout_s: From the job's arrival to the end of its output; None = no end.
         keep_tail: The next turn is likely to begin with all of this one: a tail is kept where it ends.
         images: Of the prompt, in order of their places.
+        schedule: Whom to take out when pages run out.
     """
 
     request_id: str
@@ -220,6 +224,7 @@ class DecodeJob(_ByValue):
     timeout_s: float | None = None
     keep_tail: bool = True
     images: tuple[PlacedImage, ...] = ()
+    schedule: Schedule = UNHURRIED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))

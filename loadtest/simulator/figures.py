@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from epdserve.loadtest.simulator.hardware import Timing
 from epdserve.loadtest.simulator.requests import Request
 from epdserve.loadtest.simulator.run import Run
 from epdserve.loadtest.simulator.workers import Job
@@ -22,7 +23,9 @@ class Figures:
         refused_ratio: Of all.
         ttft_p50_s, ttft_p99_s, tpot_p50_s, tpot_p99_s: Of admitted ones.
         hit_ratio: Prompt tokens that were not computed, by tier.
-        fairness: Jain's index of the tenants' served tokens over their max-min shares of all that was served.
+        fairness: Jain's index of what tenants got over their max-min shares of it, in seconds of workers:
+            prefill computed, and their part of decode steps.
+        token_fairness: The same in tokens of prompts and answers, cached ones included.
         granted_effort: Mean.
     """
 
@@ -35,6 +38,7 @@ class Figures:
     tpot_p99_s: float
     hit_ratio: dict[str, float]
     fairness: float
+    token_fairness: float
     granted_effort: float
     output_tokens_per_s: float
 
@@ -78,26 +82,38 @@ def figures_of(run: Run, *, skip_ratio: float = 0.35) -> Figures:
         *_two([ttft_s(job) for job in inside]),
         *_two([tpot_s(job) for job in inside if job.output_tokens > 1]),
         {tier: tokens / max(1.0, run.prompt_tokens) for tier, tokens in run.tier_tokens.items()},
-        _fairness([request for request, _ in jobs], good),
+        *_fairness([request for request, _ in jobs], good, run.timing),
         statistics.fmean([job.effort for job in inside]) if inside else 0.0,
         sum(job.output_tokens for job in good) / span_s,
     )
 
 
-def _fairness(asked: Sequence[Request], good: Sequence[Job]) -> float:
-    """Jain's index of what tenants got over what max-min shares of all that was served would have given them."""
-    demands: dict[str, float] = {}
+def _fairness(asked: Sequence[Request], good: Sequence[Job], timing: Timing) -> tuple[float, float]:
+    """Jain's index of what tenants got over what max-min shares of it would have given them: by work, by tokens.
+
+    What a refused request would have cost is not known: tokens of a tenant are taken to cost what its served ones did.
+    """
+    wished: dict[str, float] = {}
     for request in asked:
-        demands[request.tenant] = demands.get(request.tenant, 0.0) + _weight(request)
-    served = dict.fromkeys(demands, 0.0)
+        wished[request.tenant] = (
+            wished.get(request.tenant, 0.0) + request.prompt_tokens + request.output_tokens
+        )
+    tokens, work_s = dict.fromkeys(wished, 0.0), dict.fromkeys(wished, 0.0)
+    slot_s = timing.slot_s
     for job in good:
-        served[job.request.tenant] += _weight(job.request)
+        request = job.request
+        tokens[request.tenant] += request.prompt_tokens + job.output_tokens
+        computed = request.prompt_tokens - job.hit_tokens
+        work_s[request.tenant] += computed / timing.prefill_tokens_per_s + job.output_tokens * slot_s
+    rate = {name: work_s[name] / tokens[name] if tokens[name] else 0.0 for name in wished}
+    usual = sum(work_s.values()) / max(1.0, sum(tokens.values()))
+    demand_s = {name: (rate[name] or usual) * count for name, count in wished.items()}
+    return _jain(demand_s, work_s), _jain(wished, tokens)
+
+
+def _jain(demands: Mapping[str, float], served: Mapping[str, float]) -> float:
     shares = max_min_shares(demands, sum(served.values()))
     return jain_index([served[name] / shares[name] for name in sorted(demands) if shares[name] > 0])
-
-
-def _weight(request: Request) -> float:
-    return request.prompt_tokens + request.output_tokens
 
 
 def _two(values: Sequence[float]) -> tuple[float, float]:

@@ -27,6 +27,7 @@ _KEYS: Final = 512 + 128  # chosen entries and the window
 _HEADS, _HEAD_DIM = 64, 512
 _INDEX_FLOPS: Final = 2 * 32 * 128  # one query against one indexer key
 _INDEX_BYTES: Final = 68
+_MANY: Final = 128  # requests of a well filled decode worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class Timing:
     def prefill_tokens_per_s(self) -> float:
         """Speed on short contexts."""
         return self._flops / _prefill_flops(0)
+
+    @property
+    def slot_s(self) -> float:
+        """Seconds of a decode worker that one token of one request takes, among many."""
+        return self.decode_s(_MANY, 0) / _MANY
 
     def prefill_s(self, tokens: float, context: float) -> float:
         """Seconds for a chunk of ``tokens`` whose last one stands at ``context``."""

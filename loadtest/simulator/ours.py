@@ -58,9 +58,11 @@ class Ours:
         "decode_crowd": 1.0,
         "slack_per_s": 0.2,
         "ttft_margin": 1.0,
-        "tpot_margin": 1.0,
+        "tpot_margin": 0.95,
         "passing": 0.5,
-        "fair_from": 0.9,
+        "own_gain": 30.0,
+        "wait_gain": 1.5,
+        "tpot_gain": 0.1,
     }
     choices: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "prefill_crowd": (0.3, 1.0, 3.0),
@@ -78,6 +80,7 @@ class Ours:
         self.urgent = parts.order
         self.model = LengthModel()
         self._meter = ServiceMeter()
+        self._timing: Timing | None = None
         self._granted: dict[int, int] = {}
         self._forecasts: dict[int, LengthForecast] = {}
         self._settings = PlacementSettings(
@@ -91,11 +94,14 @@ class Ours:
         self._gate = GateSettings(
             ttft_margin=self.parameters["ttft_margin"],
             tpot_margin=self.parameters["tpot_margin"],
-            fair_from=self.parameters["fair_from"],
+            own_gain=self.parameters["own_gain"],
+            wait_gain=self.parameters["wait_gain"],
+            tpot_gain=self.parameters["tpot_gain"],
         )
 
     def route(self, request: Request, view: View, now: float) -> Routed | None:
         """Forecast, place, ask the gate, lower the effort if that is the answer."""
+        self._timing = view.cluster.spec.timing
         effort = self._granted.get(request.session, request.effort)
         forecast = self._forecast(request, effort)
         decision = self._place(request, view, forecast, now)
@@ -114,14 +120,15 @@ class Ours:
         )
 
     def finished(self, job: Job, now: float) -> None:
-        """Learn."""
-        request = job.request
+        """Learn, and count what was really used."""
+        request, timing = job.request, self._timing
+        forecast = self._forecasts.pop(request.number)
+        if timing is not None:
+            more_s = (job.output_tokens - forecast.mean) * timing.slot_s
+            self._meter.given(request.tenant, more_s, now=now)
+            self._meter.asked(request.tenant, more_s, now=now)
         if self.parts.lengths:
-            self.model.observe(
-                _class_of(request, job.effort),
-                job.output_tokens,
-                forecast=self._forecasts.pop(request.number),
-            )
+            self.model.observe(_class_of(request, job.effort), job.output_tokens, forecast=forecast)
 
     def _forecast(self, request: Request, effort: int) -> LengthForecast:
         return self.model.forecast(_class_of(request, effort)) if self.parts.lengths else _BLIND
@@ -176,21 +183,20 @@ class Ours:
         """The gate's answer, and the forecast at the floor if that is what it grants."""
         chosen = decision.chosen
         slowness = float(view.prefill_slowness[int(chosen.prefill[1:])])
+        speed = view.cluster.spec.timing.prefill_tokens_per_s / slowness
         outlook = Outlook(
             chosen.ttft_s,
             chosen.tpot_s,
+            alone_ttft_s=decision.compute_tokens / speed,
             hit_tokens=chosen.hit_tokens,
-            prefill_tokens_per_s=view.cluster.spec.timing.prefill_tokens_per_s / slowness,
+            prefill_tokens_per_s=speed,
         )
         targets = request.targets
         slo = SloClass(targets.name, targets.ttft_s, targets.tpot_s, targets.room)
         if self.parts.fairness:
             self._meter.asked(request.tenant, self._cost_s(view, decision, forecast), now=now)
+            outlook = replace(outlook, excess=self._meter.excess(request.tenant, now=now))
         answer = decide(outlook, slo, settings=self._gate)
-        if self.parts.fairness and answer.pressure > self._gate.fair_from:
-            # Only now: it costs a walk over the tenants
-            outlook = replace(outlook, over_share=self._meter.over_share(request.tenant, now=now))
-            answer = decide(outlook, slo, settings=self._gate)
         if answer.verdict is Verdict.ENTER or not (self.parts.floor and request.floor < effort):
             return answer, None
         lowered = self._forecast(request, request.floor)
@@ -199,13 +205,9 @@ class Ours:
         return answer, lowered if answer.verdict is Verdict.LESS_EFFORT else None
 
     def _cost_s(self, view: View, decision: Decision, forecast: LengthForecast) -> float:
-        """Seconds of workers: of prefill, and a request's part of the decode steps it takes part in."""
+        """Seconds of workers: of prefill, and a request's part of the steps of a well filled decode worker."""
         timing = view.cluster.spec.timing
-        running = max(1.0, float(view.decode_running.mean()))
-        return (
-            decision.compute_tokens / timing.prefill_tokens_per_s
-            + forecast.mean * float(view.decode_step_s.mean()) / running
-        )
+        return decision.compute_tokens / timing.prefill_tokens_per_s + forecast.mean * timing.slot_s
 
 
 def variants() -> dict[str, Parts]:

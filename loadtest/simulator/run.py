@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from epdserve.loadtest.simulator.cluster import Cluster, ClusterSpec
+from epdserve.loadtest.simulator.hardware import Timing
 from epdserve.loadtest.simulator.requests import Request
 from epdserve.loadtest.simulator.view import View
 from epdserve.loadtest.simulator.workers import DecodeWorker, Job, PrefillWorker
@@ -56,6 +57,7 @@ class Run:
     tier_tokens: dict[str, float]
     prompt_tokens: float
     ended_at: float
+    timing: Timing
 
 
 class Simulation:
@@ -88,7 +90,8 @@ class Simulation:
         while self._heap:
             now, _, event = heapq.heappop(self._heap)
             event(now)
-        return Run(self._requests, self._jobs, self._cluster.tier_tokens, self._cluster.prompt_tokens, now)
+        cluster = self._cluster
+        return Run(self._requests, self._jobs, cluster.tier_tokens, cluster.prompt_tokens, now, spec.timing)
 
     def _at(self, at: float, event: Callable[[float], None]) -> None:
         self._count += 1

@@ -172,7 +172,7 @@ class Admission:
     def _holder(self, task: DecodeTask) -> Holder:
         request = task.request
         growth = request.pages_missing(request.length, self._runner.block_tokens)
-        return Holder(task.arrival, len(request.pages), growth)
+        return Holder(task.arrival, len(request.pages), growth, task.worth())
 
     def _claim(self, task: DecodeTask) -> Claim:
         return Claim(task.arrival, -(-(task.request.length + 1) // self._runner.block_tokens))

@@ -3,8 +3,8 @@
 Snapshot in, plan out; the decode worker carries it out and asks again before the next step. Rules:
 
 1. A running request that needs a page for its next row gets one while pages last.
-2. If they do not last, the youngest running requests give theirs up (their state goes to host memory). The oldest is
-   never preempted, so something always moves forward.
+2. If they do not last, running requests give theirs up (their state goes to host memory): those that are worth least
+   where they are, the youngest of them on a tie. The oldest is never preempted, so something always moves forward.
 3. Preempted requests come back oldest first, before anything new; new requests start in order of arrival. Both only
    while the pages that stay free cover one page for each running request (the watermark), so that what comes in is not
    thrown out by the next block that fills.
@@ -16,11 +16,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A running request: its place in the order of arrival, pages it holds, pages its next row needs on top."""
+    """A running request: its place in the order of arrival, pages it holds, pages its next row needs on top.
+
+    Attributes:
+        worth: The least of it is taken out first (``policy/order.py``: priority, expected rest).
+    """
 
     arrival: int
     pages: int
     growth: int
+    worth: tuple[int, float] = (0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class StepPlan:
     """What to do before the next step; requests are named by arrival.
 
     Attributes:
-        preempt: Running requests to move out, youngest first.
+        preempt: Running requests to move out, the one worth least first.
         stalled: Running requests that must skip the step: nothing is left to preempt for them.
         resume: Preempted requests to bring back, in this order.
         admit: Number of waiting requests to start, from the head of the queue.
@@ -92,15 +97,16 @@ def _fits(claim: Claim, spare: int, batch: int, free_slots: int, others_hold_pag
 
 
 def _make_room(running: Sequence[Holder], *, free_pages: int) -> StepPlan:
-    """Preempt from the youngest on; pages shared with others do not come free, so the count is checked again later."""
-    kept = sorted(running, key=lambda holder: holder.arrival)
+    """Take out who is worth least; pages shared with others do not come free, so the count is checked again later."""
+    oldest, *others = sorted(running, key=lambda holder: holder.arrival)
+    others.sort(key=lambda holder: (holder.worth, -holder.arrival), reverse=True)
     preempt: list[int] = []
-    while len(kept) > 1 and sum(holder.growth for holder in kept) > free_pages:
-        victim = kept.pop()
+    while others and oldest.growth + sum(holder.growth for holder in others) > free_pages:
+        victim = others.pop()
         free_pages += victim.pages
         preempt.append(victim.arrival)
     stalled = []
-    for holder in kept:
+    for holder in [oldest, *sorted(others, key=lambda holder: holder.arrival)]:
         if holder.growth > free_pages:
             stalled.append(holder.arrival)
         else:

@@ -11,6 +11,8 @@ from epdserve.services.decode.preemption import Swapped
 from epdserve.services.decode.tally import TokenTally
 from epdserve.services.engine.preparing import Prepared
 from epdserve.services.engine.requests import RequestImage, RunningRequest
+from epdserve.services.policy.forecast import LengthForecast
+from epdserve.services.policy.order import Running, keeping
 from epdserve.services.types import (
     DecodeJob,
     DecodeReceipt,
@@ -74,6 +76,7 @@ class DecodeTask:
     constraint: Constraint | None = None
     tally: TokenTally | None = None
     deadline_at: float | None = None
+    _forecast: LengthForecast | None = None
 
     @classmethod
     def of(cls, job: DecodeJob, *, eos_token_id: int, max_context_tokens: int, now: float) -> "DecodeTask":
@@ -126,6 +129,21 @@ class DecodeTask:
     def produced(self) -> int:
         """Tokens of its output so far, those of earlier workers included; offset of the next one."""
         return self.request.length - len(self.job.tokens)
+
+    def worth(self) -> tuple[int, float]:
+        """What it is worth where it is, for the choice of who gives way; without a forecast its priority alone says."""
+        schedule = self.job.schedule
+        if not schedule.lengths:
+            return schedule.priority, 0.0
+        if self._forecast is None:
+            self._forecast = LengthForecast(
+                max(1.0, schedule.lengths[0]), max(1.0, *schedule.lengths), schedule.lengths
+            )
+        request = self.request
+        running = Running(
+            request.request_id, request.length, self.produced, self._forecast, schedule.priority
+        )
+        return keeping(running)
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether the token just appended ends the request."""

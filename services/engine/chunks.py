@@ -30,3 +30,18 @@ def share_budget(remaining_rows: Sequence[int], *, budget: int) -> list[int]:
         shares[i] += extra
         budget -= extra
     return shares
+
+
+def first_come(remaining_rows: Sequence[int], *, budget: int) -> list[int]:
+    """Rows of the next step where prompts stand in order of urgency: each takes all it can before the next one.
+
+    Raises:
+        ValueError: The budget is not positive.
+    """
+    if budget <= 0:
+        raise ValueError(f"step budget of {budget} tokens")
+    shares = []
+    for left in remaining_rows:
+        shares.append(min(left, budget))
+        budget -= shares[-1]
+    return shares

@@ -1,7 +1,7 @@
-"""Who starts next: in order of arrival, but what fits may pass what does not, and only so often."""
+"""Who starts next: in order of arrival or of urgency, but what fits may pass what does not, and only so often."""
 
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -48,17 +48,24 @@ class WaitingQueue(Generic[T]):
         """Take all out."""
         self._overtaken.clear()
 
-    def start(self, *, ready: Callable[[T], bool], try_start: Callable[[T], bool]) -> list[T]:
+    def start(
+        self,
+        *,
+        ready: Callable[[T], bool],
+        try_start: Callable[[T], bool],
+        order: Callable[[T], Any] | None = None,
+    ) -> list[T]:
         """Start what can be started; those are taken out.
 
         Args:
             ready: Whether a request may start at all yet; one that may not is passed freely.
             try_start: Gives it its place; False if there is no room.
+            order: What requests are sorted by; None = as they arrived. Those passed too often come first in any case.
         """
         started: list[T] = []
         blocked: list[T] = []
         tried = 0
-        for task in list(self._overtaken):
+        for task in self._in_order(order):
             if not ready(task):
                 continue
             if tried == _LOOK_AHEAD:
@@ -74,3 +81,10 @@ class WaitingQueue(Generic[T]):
             if any(self._overtaken[waiting] >= self._max_overtakes for waiting in blocked):
                 break
         return started
+
+    def _in_order(self, order: Callable[[T], Any] | None) -> list[T]:
+        if order is None:
+            return list(self._overtaken)
+        return sorted(
+            self._overtaken, key=lambda task: (self._overtaken[task] < self._max_overtakes, order(task))
+        )

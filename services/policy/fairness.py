@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Final
+
+# What a tenant may have beyond its share before anybody minds: requests are lumps
+FAIR_SLACK: Final = 0.2
 
 
 def max_min_shares(
@@ -60,20 +64,21 @@ class ServiceMeter:
         row = self._fade(tenant, now)
         row[1] = max(0.0, row[1] + cost_s)
 
-    def over_share(
-        self, tenant: str, *, now: float, weights: Mapping[str, float] | None = None, tolerance: float = 0.05
-    ) -> bool:
-        """Whether a tenant has had more than its max-min share of all that was given lately."""
+    def excess(self, tenant: str, *, now: float, weights: Mapping[str, float] | None = None) -> float:
+        """What a tenant has had lately over its max-min share of all that was given, less one; 0 for one alone.
+
+        Above 0 it has had more than its share; -1 is a tenant that has had nothing of what it asked for.
+        """
         rows = {name: self._faded(row, now) for name, row in self._tenants.items()}
         for peers in self._others.values():
             for name, (asked, given) in peers.items():
                 mine = rows.get(name, (0.0, 0.0))
                 rows[name] = (mine[0] + asked, mine[1] + given)
         if tenant not in rows or len(rows) < 2:
-            return False
+            return 0.0
         total = sum(given for _, given in rows.values())
-        shares = max_min_shares({name: max(row) for name, row in rows.items()}, total, weights)
-        return rows[tenant][1] > (1 + tolerance) * shares[tenant]
+        share = max_min_shares({name: max(row) for name, row in rows.items()}, total, weights)[tenant]
+        return rows[tenant][1] / share - 1 if share > 0 else 0.0
 
     def snapshot(self, *, now: float) -> dict[str, tuple[float, float]]:
         """What this replica has counted, for ``merge`` at another one."""

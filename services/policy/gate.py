@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from epdserve.services.policy.fairness import FAIR_SLACK
 from epdserve.services.policy.forecast import LengthForecast
 
 
@@ -40,7 +41,8 @@ class Outlook:
     Attributes:
         drain_ratio: Share of the work done lately that was not replaced by new work: how fast queues would shrink if
             arrivals stayed as they are, at least what refusing frees. 1 = nothing arrives.
-        over_share: Whether its tenant has had more than its fair share.
+        alone_ttft_s: Of ``ttft_s``, what it would see if nobody else were there.
+        excess: What its tenant has had lately over its fair share, less one (``ServiceMeter.excess``).
         hit_tokens: Prompt tokens that need not be computed, at the effort asked for.
         prefill_tokens_per_s: Of the worker found.
     """
@@ -48,7 +50,8 @@ class Outlook:
     ttft_s: float
     tpot_s: float
     drain_ratio: float = 1.0
-    over_share: bool = False
+    alone_ttft_s: float = 0.0
+    excess: float = 0.0
     hit_tokens: int = 0
     prefill_tokens_per_s: float = 1.0
 
@@ -60,13 +63,20 @@ class GateSettings:
     Attributes:
         ttft_margin, tpot_margin: A target counts as missed from this multiple of it on; above 1 for expectations that
             err on the dark side.
-        fair_from: Pressure from which tenants above their share are refused.
+        fair_slack: What a tenant may have had beyond its share before it counts, as a share of it.
+        own_gain, wait_gain, tpot_gain: How much dearer its prompts' own time, the queue in front of them and their
+            tokens are for each share that it has had beyond that; 0 = shares do not count.
+        calm: Where others hold up no more than this share of a target, shares do not count either.
         longest_retry_s: Nobody is sent away for longer.
     """
 
     ttft_margin: float = 1.0
     tpot_margin: float = 1.0
-    fair_from: float = 0.9
+    fair_slack: float = FAIR_SLACK
+    own_gain: float = 30.0
+    wait_gain: float = 1.5
+    tpot_gain: float = 0.1
+    calm: float = 0.1
     longest_retry_s: float = 60.0
 
 
@@ -103,27 +113,36 @@ def decide(
     """
     ttft_share = outlook.ttft_s / (slo.ttft_s * settings.ttft_margin)
     tpot_share = outlook.tpot_s / (slo.tpot_s * settings.tpot_margin)
-    pressure = max(ttft_share, tpot_share)
-    limit = slo.room
+    pressure, limit = max(ttft_share, tpot_share), slo.room
     reason = "ttft" if ttft_share >= tpot_share else "tpot"
-    if outlook.over_share and settings.fair_from < limit:
-        limit, reason = settings.fair_from, "share"
     if pressure <= limit:
-        return Answer(Verdict.ENTER, pressure)
+        alone_share = outlook.alone_ttft_s / (slo.ttft_s * settings.ttft_margin)
+        calm = max(ttft_share - alone_share, tpot_share) <= settings.calm
+        ttft_share, tpot_share = _dearer(outlook.excess, ttft_share, alone_share, tpot_share, settings)
+        reason = "share"
+        if calm or max(ttft_share, tpot_share) <= limit:
+            return Answer(Verdict.ENTER, pressure)
     # Less output shortens no queue of prompts
     if may_lower and tpot_share > limit >= ttft_share:
         return Answer(Verdict.LESS_EFFORT, pressure, reason=reason)
-    wait_s = _wait_s(outlook, slo, pressure, limit)
-    return Answer(
-        Verdict.REFUSE, pressure, float(min(settings.longest_retry_s, max(1, math.ceil(wait_s)))), reason
-    )
+    # Until the same request would pass: what is too much, at the speed queues shrink
+    excess_s = (max(ttft_share, tpot_share) - limit) * slo.ttft_s * settings.ttft_margin
+    wait_s = math.ceil(excess_s / min(1.0, max(0.05, outlook.drain_ratio)))
+    return Answer(Verdict.REFUSE, pressure, float(min(settings.longest_retry_s, max(1, wait_s))), reason)
 
 
-def _wait_s(outlook: Outlook, slo: SloClass, pressure: float, limit: float) -> float:
-    """Seconds until the same request would pass: its excess over the target, at the speed queues shrink."""
-    target_s = slo.ttft_s * limit
-    excess_s = max(outlook.ttft_s - target_s, (pressure - limit) * slo.ttft_s)
-    return excess_s / min(1.0, max(0.05, outlook.drain_ratio))
+def _dearer(
+    excess: float, ttft_share: float, alone_share: float, tpot_share: float, settings: GateSettings
+) -> tuple[float, float]:
+    """Shares of the targets as they are counted for a tenant above its share.
+
+    Its long prompts are refused first, the short ones with the queue: so it keeps most of its requests for the work
+    that it gives up. The own part weighs more, as it is what the others wait for.
+    """
+    over = max(0.0, excess - settings.fair_slack)
+    waits = ttft_share - alone_share
+    ttft_share = waits * (1 + settings.wait_gain * over) + alone_share * (1 + settings.own_gain * over)
+    return ttft_share, tpot_share * (1 + settings.tpot_gain * over)
 
 
 def lowering_pays(

@@ -5,7 +5,7 @@ each other. Then its rows run in chunks beside those of other prompts; blocks ar
 fill. At the end pages and tail are put under a lease, and the state slot is free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import LeaseId, PageId
 from epdserve.model.replay import PrefillSpan
-from epdserve.services.engine.chunks import share_budget
+from epdserve.services.engine.chunks import first_come
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.metrics import EngineMetrics
 from epdserve.services.engine.offload import Offloader
@@ -26,6 +26,7 @@ from epdserve.services.engine.speeds import SpeedMeter
 from epdserve.services.engine.validation import RequestLimits
 from epdserve.services.engine.waiting import WaitingQueue
 from epdserve.services.errors import Cancelled, InvalidRequest, Overloaded, ServiceError
+from epdserve.services.policy.order import rank
 from epdserve.services.prefill.promise import Promise
 from epdserve.services.prefill.scoring import PromptScorer
 from epdserve.services.prefill.task import PrefillTask, outputs_of
@@ -139,7 +140,8 @@ class PrefillWorker:
         scorer = None
         if job.prompt_logprobs is not None:
             scorer = PromptScorer(self._runner.backbone, job.tokens, job.prompt_logprobs)
-        return PrefillTask(request, self._runner.clock.monotonic(), job.readers, scorer, job.tail_at)
+        now = self._runner.clock.monotonic()
+        return PrefillTask(request, now, job.readers, scorer, job.tail_at, job.schedule)
 
     def arrived(self, task: PrefillTask, image: RequestImage, embeddings_ND: torch.Tensor) -> None:
         """Let the rows of an image run."""
@@ -208,10 +210,11 @@ class PrefillWorker:
         if not self._active:
             return False
         began = self._runner.clock.monotonic()
-        ready = [(task, rows) for task in self._active if (rows := task.request.ready_rows)]
+        rank = self._ranks()
+        ready = [(task, rows) for task in sorted(self._active, key=rank) if (rows := task.request.ready_rows)]
         if not ready:
             return False  # every prompt waits for an image
-        shares = share_budget([rows for _, rows in ready], budget=self._settings.chunk_tokens)
+        shares = first_come([rows for _, rows in ready], budget=self._settings.chunk_tokens)
         working = [(task, rows) for (task, _), rows in zip(ready, shares, strict=True) if rows]
         parts = [task.part(rows) for task, rows in working]
         exits = self._runner.run(parts).split([outputs_of(part) for part in parts])
@@ -231,7 +234,15 @@ class PrefillWorker:
         return True
 
     def _start_waiting(self) -> None:
-        self._active += self._waiting.start(ready=lambda task: task.ready, try_start=self._try_start)
+        order = self._ranks() if len(self._waiting) > 1 else None
+        self._active += self._waiting.start(
+            ready=lambda task: task.ready, try_start=self._try_start, order=order
+        )
+
+    def _ranks(self) -> Callable[[PrefillTask], tuple[int, float, float, str]]:
+        """What prompts are sorted by now: the most urgent first (``policy/order.py``)."""
+        now, speed = self._runner.clock.monotonic(), self._speeds.speeds().prefill_tokens_per_s
+        return lambda task: rank(task.waiting_prompt(speed), now=now)
 
     def _try_start(self, task: PrefillTask) -> bool:
         request, runner = task.request, self._runner

@@ -22,6 +22,7 @@ from epdserve.services.rpc.convert_sampling import (
     token_logprob_from_pb,
     token_logprob_to_pb,
 )
+from epdserve.services.rpc.convert_schedule import schedule_from_pb, schedule_to_pb
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, prefill_pb2
 from epdserve.services.types import (
     BlockRef,
@@ -139,6 +140,7 @@ def prefill_job_to_pb(job: PrefillJob) -> prefill_pb2.PrefillJob:
         prompt_logprobs=job.prompt_logprobs,
         tail_at=job.tail_at,
         images=placed_to_pb(job.images),
+        schedule=schedule_to_pb(job.schedule),
     )
 
 
@@ -155,6 +157,7 @@ def prefill_job_from_pb(pb: prefill_pb2.PrefillJob) -> PrefillJob:
             pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
             pb.tail_at if pb.HasField("tail_at") else None,
             placed_from_pb(pb.images),
+            schedule_from_pb(pb.schedule),
         )
 
 
@@ -207,6 +210,7 @@ def decode_job_to_pb(job: DecodeJob) -> decode_pb2.DecodeJob:
         timeout_s=job.timeout_s,
         forget_tail=not job.keep_tail,
         images=placed_to_pb(job.images),
+        schedule=schedule_to_pb(job.schedule),
     )
 
 
@@ -226,6 +230,7 @@ def decode_job_from_pb(pb: decode_pb2.DecodeJob) -> DecodeJob:
             timeout_s=pb.timeout_s if pb.HasField("timeout_s") else None,
             keep_tail=not pb.forget_tail,
             images=placed_from_pb(pb.images),
+            schedule=schedule_from_pb(pb.schedule),
         )
 
 

@@ -34,6 +34,7 @@ from epdserve.services.grammar.compiler import GrammarCompiler
 from epdserve.services.local.peers import LocalPeers
 from epdserve.services.prefill.task import PrefillTask
 from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.schedule import UNHURRIED, Schedule
 from epdserve.services.types import (
     DecodeJob,
     PrefillJob,
@@ -117,9 +118,12 @@ class PrefillBench:
         tenant: bytes = TENANT,
         tail_at: int | None = None,
         tail: FoundTail | None = None,
+        schedule: Schedule = UNHURRIED,
     ) -> PrefillTask:
         """Queue a prompt; ``tail`` is what was brought up for it."""
-        job = PrefillJob("r", token_ids(np.asarray(tokens)), tenant, exact, tail_at=tail_at)
+        job = PrefillJob(
+            "r", token_ids(np.asarray(tokens)), tenant, exact, tail_at=tail_at, schedule=schedule
+        )
         task = self.worker.new_task(job)
         if tail is not None:
             staging = self.runner.staging_slots.acquire()

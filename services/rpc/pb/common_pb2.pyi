@@ -517,3 +517,43 @@ class BlockUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockUpdate: _TypeAlias = BlockUpdate  # noqa: Y015
+
+@_typing.final
+class Schedule(_message.Message):
+    """How urgent a request is. Durations, never times of day: clocks differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    EXCESS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    target_s: _builtins.float
+    """from the client's request to its first token; 0: nothing was promised"""
+    waited_s: _builtins.float
+    """how much of that had passed when the job was sent"""
+    priority: _builtins.int
+    """higher goes first"""
+    excess: _builtins.float
+    """what the tenant has had lately over its fair share, less one"""
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """equally likely numbers of output tokens, ascending"""
+
+    def __init__(
+        self,
+        *,
+        target_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        priority: _builtins.int = ...,
+        excess: _builtins.float = ...,
+        lengths: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["excess", b"excess", "lengths", b"lengths", "priority", b"priority", "target_s", b"target_s", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Schedule: _TypeAlias = Schedule  # noqa: Y015

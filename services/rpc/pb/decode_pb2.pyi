@@ -176,6 +176,7 @@ class DecodeJob(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     FORGET_TAIL_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -202,6 +203,8 @@ class DecodeJob(_message.Message):
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PlacedImage]:
         """in order; their embeddings are in the handle's KV"""
 
+    @_builtins.property
+    def schedule(self) -> _common_pb2.Schedule: ...
     def __init__(
         self,
         *,
@@ -215,12 +218,13 @@ class DecodeJob(_message.Message):
         trace: _builtins.str = ...,
         grammar: Global___Grammar | None = ...,
         images: _abc.Iterable[_common_pb2.PlacedImage] | None = ...,
+        schedule: _common_pb2.Schedule | None = ...,
         forget_tail: _builtins.bool = ...,
         timeout_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "grammar", b"grammar", "handle", b"handle", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "grammar", b"grammar", "handle", b"handle", "sampling", b"sampling", "schedule", b"schedule", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "images", b"images", "request_id", b"request_id", "sampling", b"sampling", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "images", b"images", "request_id", b"request_id", "sampling", b"sampling", "schedule", b"schedule", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

@@ -32,6 +32,7 @@ class PrefillJob(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TAIL_AT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """little-endian int32 each"""
@@ -48,6 +49,8 @@ class PrefillJob(_message.Message):
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PlacedImage]:
         """in order"""
 
+    @_builtins.property
+    def schedule(self) -> _common_pb2.Schedule: ...
     def __init__(
         self,
         *,
@@ -60,10 +63,11 @@ class PrefillJob(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         tail_at: _builtins.int | None = ...,
         images: _abc.Iterable[_common_pb2.PlacedImage] | None = ...,
+        schedule: _common_pb2.Schedule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "prompt_logprobs", b"prompt_logprobs", "tail_at", b"tail_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "prompt_logprobs", b"prompt_logprobs", "schedule", b"schedule", "tail_at", b"tail_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "exact", b"exact", "images", b"images", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "tail_at", b"tail_at", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "exact", b"exact", "images", b"images", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "schedule", b"schedule", "tail_at", b"tail_at", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015

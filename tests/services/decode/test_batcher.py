@@ -33,6 +33,15 @@ def test_youngest_is_preempted_when_pages_run_out() -> None:
     assert plan_step(running, [], [], free_pages=1, free_slots=0) == StepPlan(preempt=(7,))
 
 
+def test_who_is_worth_least_goes_out_first_but_never_the_oldest() -> None:
+    running = [Holder(0, 5, 1, (-9, 0.0)), Holder(1, 5, 1, (0, -50.0)), Holder(2, 5, 1, (0, -3.0))]
+    assert plan_step(running, [], [], free_pages=2, free_slots=0).preempt == (1,)
+    assert plan_step([*running, Holder(3, 1, 1, (-1, 0.0))], [], [], free_pages=1, free_slots=0).preempt == (
+        3,
+        1,
+    )
+
+
 def test_oldest_is_never_preempted_and_stalls_when_alone() -> None:
     assert plan_step([Holder(0, 5, 1)], [], [], free_pages=0, free_slots=0) == StepPlan(stalled=(0,))
 

@@ -1,5 +1,5 @@
 import pytest
-from epdserve.services.engine.chunks import share_budget
+from epdserve.services.engine.chunks import first_come, share_budget
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +34,18 @@ def test_empty_work_is_refused() -> None:
         share_budget([3, 0], budget=4)
     with pytest.raises(ValueError, match="budget of 0"):
         share_budget([3], budget=0)
+
+
+@given(st.lists(st.integers(1, 500), max_size=9), st.integers(1, 600))
+def test_in_order_of_urgency_nobody_gets_a_row_before_the_one_in_front_has_all(
+    remaining: list[int], budget: int
+) -> None:
+    shares = first_come(remaining, budget=budget)
+    assert sum(shares) == min(budget, sum(remaining))
+    short = [index for index, left in enumerate(remaining) if shares[index] < left]
+    assert all(shares[index] == 0 for index in short[1:])
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget"):
+        first_come([1], budget=0)

@@ -64,6 +64,7 @@ def test_a_prompt_that_does_not_fit_holds_up_small_ones_only_so_long_as_it_must(
     bench = PrefillBench(num_pages=16, max_overtakes=3)
     holder = bench.run(prompt(60))  # eight pages under a lease
     big = bench.submit(prompt(120, 1))
+    bench.clock.advance(9.0)  # until its patience is over, what is short goes first anyway
     small = [bench.submit(prompt(10, 2 + n)) for n in range(5)]
     while bench.worker.step():
         pass
@@ -77,3 +78,20 @@ def test_a_prompt_that_does_not_fit_holds_up_small_ones_only_so_long_as_it_must(
     assert holder.computed_tokens == 60
     bench.end_leases()
     bench.assert_nothing_leaked()
+
+
+def test_the_most_urgent_starts_first_unless_somebody_was_passed_too_often() -> None:
+    queue = filled("b", "c", "a")
+    start_one = {"ready": lambda _: True, "try_start": lambda name: name == "a" or len(queue) < 3}
+    assert queue.start(order=lambda name: name, **start_one) == ["a", "b", "c"]  # type: ignore[arg-type]
+    queue = filled("z", "a", "b")
+    assert queue.start(
+        ready=bool, try_start=lambda name: name != "z", order=lambda name: (name != "z", name)
+    ) == [
+        "a",
+        "b",
+    ]
+    queue.append("c")
+    tried: list[str] = []
+    queue.start(ready=bool, try_start=lambda name: bool(tried.append(name)), order=lambda name: name)
+    assert tried == ["z"]

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from epdserve.services.policy.forecast import fixed
 from epdserve.services.policy.gate import Outlook, SloClass, Verdict, decide, lowering_pays
+from hypothesis import given
+from hypothesis import strategies as st
 
 SLO = SloClass("interactive", 2.0, 0.05)
 GOOD = Outlook(0.5, 0.02)
@@ -41,9 +43,40 @@ def test_classes_are_shed_one_after_the_other() -> None:
 
 
 def test_a_tenant_above_its_share_gives_way_only_when_room_gets_short() -> None:
-    assert decide(replace(GOOD, over_share=True), SLO).verdict is Verdict.ENTER
-    answer = decide(Outlook(1.9, 0.02, over_share=True), SLO)
+    assert decide(replace(GOOD, excess=0.5), SLO).verdict is Verdict.ENTER
+    answer = decide(Outlook(1.9, 0.02, excess=0.5), SLO)
     assert (answer.verdict, answer.reason) == (Verdict.REFUSE, "share")
+    assert decide(Outlook(1.9, 0.02, excess=0.05), SLO).verdict is Verdict.ENTER
+
+
+def test_of_a_tenant_above_its_share_the_long_prompts_are_refused_first() -> None:
+    short = Outlook(1.0, 0.02, alone_ttft_s=0.02, excess=0.5)
+    assert decide(short, SLO).verdict is Verdict.ENTER
+    assert decide(replace(short, alone_ttft_s=0.5), SLO).verdict is Verdict.REFUSE
+
+
+def test_where_nobody_waits_a_tenant_above_its_share_gets_what_it_asks_for() -> None:
+    assert decide(Outlook(1.9, 0.004, alone_ttft_s=1.9, excess=50.0), SLO).verdict is Verdict.ENTER
+
+
+@given(
+    ttft_s=st.floats(0.001, 10),
+    alone_ratio=st.floats(0, 1),
+    tpot_s=st.floats(0.001, 0.2),
+    excess=st.floats(-1, 10),
+    less=st.floats(0, 1),
+)
+def test_whoever_expects_less_or_has_had_less_enters_where_another_does(
+    ttft_s: float, alone_ratio: float, tpot_s: float, excess: float, less: float
+) -> None:
+    outlook = Outlook(ttft_s, tpot_s, alone_ttft_s=alone_ratio * ttft_s, excess=excess)
+    if decide(outlook, SLO).verdict is Verdict.ENTER:
+        assert decide(replace(outlook, excess=excess - less), SLO).verdict is Verdict.ENTER
+        assert decide(replace(outlook, tpot_s=tpot_s * less), SLO).verdict is Verdict.ENTER
+    else:
+        answer = decide(outlook, SLO)
+        assert 1 <= answer.retry_after_s <= 60
+        assert answer.reason in ("ttft", "tpot", "share")
 
 
 def test_less_effort_is_offered_where_decoding_is_what_is_short() -> None:

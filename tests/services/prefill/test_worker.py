@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from epdserve.services.errors import Cancelled, InvalidRequest, Overloaded
+from epdserve.services.schedule import Schedule
 from epdserve.services.types import PrefillResult
 from support.engine import BLOCK_TOKENS, PrefillBench, Reference, prompt
 from support.golden import tiny
@@ -168,3 +169,35 @@ def test_staging_slots_bound_the_open_handles() -> None:
     assert all(task.done.done() for task in tasks)
     bench.end_leases()
     bench.assert_nothing_leaked()
+
+
+def test_priority_and_shares_of_tenants_order_the_queue() -> None:
+    bench = PrefillBench(chunk_tokens=16, max_running=1)
+    first = bench.submit(prompt(40))
+    bench.worker.step()
+    schedules = {
+        "later": Schedule(),
+        "greedy": Schedule(excess=9.0, priority=9),
+        "first": Schedule(priority=3),
+    }
+    tasks = {
+        name: bench.submit(prompt(20, number), schedule=schedule)
+        for number, (name, schedule) in enumerate(schedules.items(), start=1)
+    }
+    ended = []
+    while bench.worker.step():
+        ended += [name for name, task in tasks.items() if task.done.done() and name not in ended]
+    assert first.done.done()
+    assert ended == ["first", "later", "greedy"]
+    bench.end_leases()
+    bench.assert_nothing_leaked()
+
+
+def test_what_has_waited_four_targets_goes_first_whatever_its_priority() -> None:
+    bench = PrefillBench(chunk_tokens=16, max_running=1)
+    old = bench.submit(prompt(60), schedule=Schedule(target_s=0.5, waited_s=3.0, priority=-5))
+    young = bench.submit(prompt(20, 1), schedule=Schedule(priority=5))
+    while not (old.done.done() or young.done.done()):
+        bench.worker.step()
+    assert old.done.done()
+    assert not young.done.done()

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.rpc import convert
+from epdserve.services.rpc.convert_schedule import schedule_from_pb
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, prefill_pb2
 from epdserve.services.sampling import Grammar, GrammarKind, PromptLogprobs, TokenLogprob
+from epdserve.services.schedule import HIGHEST_PRIORITY, MAX_LENGTHS, UNHURRIED, Schedule
 from epdserve.services.types import (
     BlockRef,
     DecodeJob,
@@ -57,6 +59,15 @@ samplings = st.builds(
     ),
     logprobs=st.none() | st.integers(0, 20),
 )
+finite = st.floats(0, 1e9)
+schedules = st.just(UNHURRIED) | st.builds(
+    Schedule,
+    finite,
+    finite,
+    st.integers(-HIGHEST_PRIORITY, HIGHEST_PRIORITY),
+    st.floats(-1, 1e6),
+    st.lists(finite, max_size=MAX_LENGTHS).map(tuple),
+)
 grammars = st.builds(
     Grammar, st.sampled_from(GrammarKind), text, st.just(7), st.just(0), st.just((1, 2**31 - 1))
 ) | st.builds(Grammar, st.sampled_from(GrammarKind), text, st.none(), token)
@@ -82,7 +93,7 @@ def test_errors_come_back_equal(error: ErrorInfo) -> None:
 
 
 @given(
-    st.builds(PrefillJob, text, tokens, data, st.booleans(), text, st.integers(1, 128))
+    st.builds(PrefillJob, text, tokens, data, st.booleans(), text, st.integers(1, 128), schedule=schedules)
     | st.builds(
         PrefillJob,
         text,
@@ -133,6 +144,7 @@ def test_prefill_results_come_back_equal(result: PrefillResult) -> None:
         st.none() | grammars,
         st.none() | st.floats(0, 1e9, exclude_min=True),
         st.booleans(),
+        schedule=schedules,
     )
 )
 def test_decode_jobs_come_back_equal(job: DecodeJob) -> None:
@@ -231,3 +243,19 @@ def test_prompt_logprobs_of_another_shape_are_refused() -> None:
                 handle=common_pb2.KVHandle(tail=common_pb2.TailRef()), prompt_logprobs=pb
             )
         )
+
+
+@pytest.mark.parametrize(
+    "pb",
+    [
+        common_pb2.Schedule(target_s=float("nan")),
+        common_pb2.Schedule(waited_s=-1.0),
+        common_pb2.Schedule(priority=101),
+        common_pb2.Schedule(lengths=[1.0] * 65),
+        common_pb2.Schedule(excess=float("inf")),
+    ],
+    ids=str,
+)
+def test_impossible_schedules_are_refused(pb: common_pb2.Schedule) -> None:
+    with pytest.raises(InvalidRequest):
+        schedule_from_pb(pb)
