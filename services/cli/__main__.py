@@ -182,9 +182,13 @@ def chat(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON list of functions to declare; you type their results.")
+    ] = None,
 ) -> None:
     """Chat with a running server: streaming, reasoning set apart, a receipt after each answer."""
     from epdserve.services.cli import chat as command
+    from epdserve.services.cli.chat_tools import read_tools
 
     options = command.ChatOptions(
         url=url,
@@ -195,6 +199,7 @@ def chat(
         temperature=temperature,
         max_tokens=max_tokens,
         system=system,
+        tools=read_tools(tools) if tools else [],
     )
     command.run(options, message)
 

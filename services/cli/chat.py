@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from epdserve.services.cli.chat_tools import Calls
 from epdserve.services.cli.errors import CommandError
 from rich.console import Console
 
@@ -28,6 +29,7 @@ class ChatOptions:
     temperature: float | None
     max_tokens: int | None
     system: str | None
+    tools: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -36,15 +38,18 @@ class Turn:
 
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
+    calls: Calls = field(default_factory=Calls)
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     receipt: dict[str, Any] | None = None
     first_at_s: float | None = None
     end_at_s: float = 0.0
 
-    def message(self) -> dict[str, str]:
+    def message(self) -> dict[str, Any]:
         """The answer as history for the next turn."""
-        message = {"role": "assistant", "content": "".join(self.content)}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
+        if self.calls:
+            message["tool_calls"] = self.calls.listed()
         if self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         return message
@@ -86,7 +91,7 @@ def run(options: ChatOptions, message: str | None) -> None:
 class _Chat:
     def __init__(self, client: httpx.Client, options: ChatOptions, console: Console) -> None:
         self._client, self._options, self._console = client, options, console
-        self._history: list[dict[str, str]] = []
+        self._history: list[dict[str, Any]] = []
         self._model = options.model or self._first_model()
         self._start_over()
 
@@ -106,18 +111,36 @@ class _Chat:
                 self._console.print(f"[red]{error}[/]")
 
     def ask(self, message: str) -> None:
-        """Send one user message; on any failure the history is as it was before."""
-        self._history.append({"role": "user", "content": message})
+        """Send one user message, and where someone types, the results of the tools that are called."""
+        before = len(self._history)
+        turn = self._answered([{"role": "user", "content": message}])
+        try:
+            while turn.calls and sys.stdin.isatty():
+                turn = self._answered([self._result(call) for call in turn.calls.listed()])
+        except (EOFError, KeyboardInterrupt):  # a call without its result would be refused from now on
+            del self._history[before:]
+
+    def _result(self, call: dict[str, Any]) -> dict[str, Any]:
+        result = self._console.input(f"[bold cyan]result of {call['function']['name']}[/] ")
+        return {"role": "tool", "tool_call_id": call["id"], "content": result}
+
+    def _answered(self, messages: list[dict[str, Any]]) -> Turn:
+        """The answer to these; on any failure the history is as it was before."""
+        before = len(self._history)
+        self._history += messages
         turn = Turn()
         try:
             self._stream(turn)
         except KeyboardInterrupt:
             self._console.print("\n[yellow]stopped[/]")
         except BaseException:
-            self._history.pop()
+            del self._history[before:]
             raise
         self._history.append(turn.message())
+        for line in turn.calls.lines():
+            self._console.print(f"\ncalls {line}", style="bold", markup=False, end="")
         self._console.print(f"\n[dim]{receipt_line(turn)}[/]")
+        return turn
 
     def _obey(self, line: str) -> None:
         if not line:
@@ -153,6 +176,7 @@ class _Chat:
             "reasoning_effort": options.effort,
             "temperature": options.temperature,
             "max_tokens": options.max_tokens,
+            "tools": options.tools or None,
         }
         if not options.thinking:
             body["thinking"] = {"type": "disabled"}
@@ -178,6 +202,8 @@ class _Chat:
         for choice in event.get("choices", ()):
             turn.finish_reason = choice.get("finish_reason") or turn.finish_reason
             delta = choice.get("delta", {})
+            for piece in delta.get("tool_calls") or ():
+                turn.calls.take(piece)
             if text := delta.get("reasoning_content"):
                 self._show(turn, turn.reasoning, text, at_s)
             if text := delta.get("content"):
@@ -217,7 +243,7 @@ def receipt_line(turn: Turn) -> str:
         if turn.usage and streamed_s > 0 and turn.usage["completion_tokens"] > 1:
             parts.append(f"{(turn.usage['completion_tokens'] - 1) / streamed_s:.1f} tokens/s")
     parts += [f"{name} {value}" for name, value in flatten(turn.receipt or {})]
-    if turn.finish_reason not in (None, "stop"):
+    if turn.finish_reason not in (None, "stop", "tool_calls"):
         parts.append(f"ended by {turn.finish_reason}")
     return " | ".join(parts)
 

@@ -140,3 +140,29 @@ def test_history_keeps_reasoning_only_if_there_was_any() -> None:
 def test_a_receipt_says_when_an_answer_was_cut() -> None:
     assert "ended by length" in chat.receipt_line(Turn(finish_reason="length"))
     assert chat.receipt_line(Turn(finish_reason="stop")) == ""
+
+
+CALL = [
+    delta(reasoning_content="I call get."),
+    {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "get"}}]}}]},
+    {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": "Rome"}'}}]}}]},
+    delta("tool_calls"),
+]
+
+
+def test_calls_are_shown_and_their_results_are_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = iter(["sunny"])
+    monkeypatch.setattr("rich.console.Console.input", lambda *_: next(typed, None) or raise_end())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with server(CALL) as (url, asked):
+        chat.run(options(url, tools=[{"type": "function", "function": {"name": "get"}}]), "Weather?")
+    assert capsys.readouterr().out.count('calls get(city="Rome")') == 2
+    assert asked[0]["tools"] == [{"type": "function", "function": {"name": "get"}}]
+    assert [message["role"] for message in asked[1]["messages"]] == ["user", "assistant", "tool"]
+    assert asked[1]["messages"][2] == {"role": "tool", "tool_call_id": "a", "content": "sunny"}
+
+
+def raise_end() -> str:
+    raise EOFError
