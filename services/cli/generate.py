@@ -6,11 +6,12 @@ a server can be compared letter by letter.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from epdserve.services.local.engine import Generation, LocalEngine
 from epdserve.services.router.effort import resolve_effort
 from epdserve.services.router.events import Delta, Kind
 from epdserve.services.router.fields import parse_body
+from epdserve.services.router.images.config import ImageSettings
+from epdserve.services.router.images.opening import open_pictures
+from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.router.openai_chat.body import ChatBody
 from epdserve.services.router.options import sampling_of
 from epdserve.services.router.parsing import OutputParser, ParserOptions
@@ -51,6 +55,7 @@ class _Asked:
     sampling: SamplingParams
     parsing: ParserOptions
     exact: bool
+    images: tuple[PromptImage, ...]
 
 
 class Generator:
@@ -63,7 +68,9 @@ class Generator:
     def __init__(self, model_dir: Path, *, threads: int) -> None:
         try:
             self._tokenizer = RouterTokenizer.from_directory(model_dir)
-            self._renderer = ChatRenderer(self._tokenizer)
+            # Nothing is fetched here: images come as data URLs
+            self._pictures = open_pictures(model_dir, ImageSettings(), self._tokenizer)
+            self._renderer = ChatRenderer(self._tokenizer, takes_images=self._pictures is not None)
             settings = LocalSettings(engine=EngineSettings(model_dir=model_dir, threads=threads))
             self._engine = LocalEngine(model_dir, settings)
         except (ModelError, ServiceError, OSError, ValueError) as error:
@@ -113,7 +120,11 @@ class Generator:
             raise CommandError("requests of one file are all exact or none is")
         prompts = [each.chat.tokens for each in asked]
         return self._engine.generate(
-            prompts, [each.sampling for each in asked], exact=exact.pop(), on_tokens=take
+            prompts,
+            [each.sampling for each in asked],
+            exact=exact.pop(),
+            images=[each.images for each in asked],
+            on_tokens=take,
         )
 
     def _render(self, raw: Mapping[str, Any]) -> _Asked:
@@ -130,7 +141,16 @@ class Generator:
         )
         sampling = sampling_of(options, max_tokens=options.max_tokens or MAX_TOKENS)
         parsing = ParserOptions(stops=options.stops, stop_token_ids=options.stop_token_ids)
-        return _Asked(chat, sampling, parsing, options.exact)
+        chat, images = self._show(chat)
+        return _Asked(chat, sampling, parsing, options.exact, images)
+
+    def _show(self, chat: RenderedChat) -> tuple[RenderedChat, tuple[PromptImage, ...]]:
+        """The prompt with the spans of its images in their places."""
+        if not chat.image_sources or self._pictures is None:
+            return chat, ()
+        pictures = asyncio.run(self._pictures.gather(chat.image_sources))
+        tokens, images = self._pictures.place(chat.tokens, pictures)
+        return replace(chat, tokens=tokens), images
 
 
 def run(

@@ -32,10 +32,13 @@ from epdserve.services.engine.runner import Runner
 from epdserve.services.engine.step_loop import StepLoop
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.engine.validation import RequestLimits
-from epdserve.services.errors import Internal, ServiceError
+from epdserve.services.errors import Internal, InvalidRequest, ServiceError
 from epdserve.services.local.config import LocalSettings
+from epdserve.services.local.images import LocalImages
 from epdserve.services.local.peers import LocalPeers
+from epdserve.services.prefill.task import PrefillTask
 from epdserve.services.prefill.worker import PrefillWorker
+from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.sampling import Grammar, TokenLogprob
 from epdserve.services.types import (
     DecodeJob,
@@ -103,6 +106,9 @@ class LocalEngine:
         self.prefill_runner = Runner(backbone, engine, clock=self._clock)
         self.decode_runner = Runner(backbone, engine, clock=self._clock)
         self._steps = StepLoop("local-steps", self._step, clock=self._clock, on_crash=self._crashed)
+        self._images = LocalImages.of_model(
+            self._events, backbone.config, engine, worker=_NAME, incarnation=_LIFE
+        )
         self._prefill = PrefillWorker(
             self.prefill_runner,
             engine,
@@ -110,7 +116,10 @@ class LocalEngine:
             worker=_NAME,
             incarnation=_LIFE,
             lease_ttl_s=_LEASE_TTL_S,
+            images=self._images,
         )
+        if self._images is not None:
+            self._images.bind(self._steps, self._prefill)
         self._transfers = TransferThread(
             self._transfer("local-decode", self.decode_runner), clock=self._clock
         )
@@ -132,6 +141,7 @@ class LocalEngine:
         exact: bool = False,
         tenant_key: bytes = TENANT_KEY,
         grammar: Grammar | None = None,
+        images: Sequence[Sequence[PromptImage]] = (),
         on_tokens: Callable[[int, tuple[int, ...]], None] | None = None,
         timeout_s: float = 600.0,
     ) -> list[Generation]:
@@ -143,18 +153,21 @@ class LocalEngine:
             exact: Take no prefix hit and drop no row.
             tenant_key: Prefix hits happen between prompts of one key.
             grammar: What each answer must look like.
+            images: Of each prompt, in their places; empty if none has any.
             on_tokens: Told (prompt's index, new tokens) in the step loop's thread; must not block.
             timeout_s: For all of them together.
 
         Raises:
-            InvalidRequest: A prompt cannot be run, or the grammar cannot be used.
+            InvalidRequest: A prompt cannot be run, an image is damaged, or the grammar cannot be used.
             TimeoutError: It took longer.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         listeners = [partial(on_tokens, index) if on_tokens else None for index in range(len(prompts))]
         started = [
-            self._start(prompt, params, exact, tenant_key, grammar, listener)
-            for prompt, params, listener in zip(prompts, each, listeners, strict=True)
+            self._start(prompt, params, exact, tenant_key, grammar, shown, listener)
+            for prompt, params, shown, listener in zip(
+                prompts, each, images or [()] * len(prompts), listeners, strict=True
+            )
         ]
         return [request.done.result(timeout_s) for request in started]
 
@@ -171,6 +184,8 @@ class LocalEngine:
         """Stop; requests under way end with an error."""
         if self._steps.running:
             self._steps.call(self._stop_work).result(_DEADLINE_S)
+        if self._images is not None:
+            self._images.close()
         self._events.run(self._driver.stop(), timeout_s=_DEADLINE_S)
         self._steps.stop(timeout_s=_DEADLINE_S)
         self._transfers.stop(timeout_s=_DEADLINE_S)
@@ -230,19 +245,24 @@ class LocalEngine:
         exact: bool,
         tenant_key: bytes,
         grammar: Grammar | None,
+        images: Sequence[PromptImage],
         on_tokens: Callable[[tuple[int, ...]], None] | None,
     ) -> _Request:
         name = f"local-{next(self._numbers)}"
         request = _Request(on_tokens)
         tokens = token_ids(np.asarray(prompt, dtype=np.int64))
-        job = PrefillJob(name, tokens, tenant_key, exact)
-        task = self._prefill.new_task(job)
+        placed = self._images.place(images) if self._images is not None and images else ()
+        if len(placed) < len(images):
+            raise InvalidRequest("this model takes no images", param="messages")
+        task = self._prefill.new_task(PrefillJob(name, tokens, tenant_key, exact, images=placed))
 
         def prefilled(done: Future[PrefillResult]) -> None:
             """In the step loop, like everything that ends a prefill."""
             try:
                 request.prefill = result = done.result(0)
-                decode = DecodeJob(name, tokens, tenant_key, exact, sampling, result.handle, grammar=grammar)
+                decode = DecodeJob(
+                    name, tokens, tenant_key, exact, sampling, result.handle, grammar=grammar, images=placed
+                )
                 self._decode.enqueue(self._decode.new_task(decode))
             except ServiceError as error:
                 if request.prefill is not None:
@@ -252,7 +272,18 @@ class LocalEngine:
         self._requests[name] = request
         task.done.add_done_callback(prefilled)
         self._steps.submit(lambda: self._prefill.enqueue(task))
+        if self._images is not None and images:
+            self._images.encode(name, images, lambda error: self._give_up(name, task, error))
         return request
+
+    def _give_up(self, name: str, task: PrefillTask, error: ServiceError) -> None:
+        """End a request one of whose images cannot be embedded; on the event loop."""
+
+        def end() -> None:
+            self._end(name, error)
+            self._prefill.cancel(task)
+
+        self._steps.submit(end)
 
     def _take(self, chunks: Sequence[TokenChunk]) -> None:
         for chunk in chunks:

@@ -52,6 +52,39 @@ class ImageTaker(Protocol):
         """End a prompt one of whose images cannot be had."""
 
 
+class ImageDelivery:
+    """Between the step loop, which wants images and takes them, and the fetcher on the event loop."""
+
+    def __init__(self, fetcher: ImageFetcher, steps: StepLoop, taker: ImageTaker) -> None:
+        self._fetcher, self._steps, self._taker = fetcher, steps, taker
+
+    def want(self, task: PrefillTask) -> None:
+        """Fetch the images that rows of a prompt belong to which are yet to be run."""
+        for image in task.request.blind_images:
+            self._want(task, image)
+
+    def forget(self, task: PrefillTask) -> None:
+        """Fetch no more for a prompt that has ended."""
+        self._fetcher.cancel(task)
+
+    def _want(self, task: PrefillTask, image: RequestImage) -> None:
+        self._fetcher.start(
+            task,
+            image.place,
+            lambda embeddings_ND: self._hand_in(lambda: self._taker.arrived(task, image, embeddings_ND)),
+            lambda error: self._hand_in(lambda: self._taker.image_failed(task, error)),
+        )
+
+    def _hand_in(self, then: Callable[[], None]) -> None:
+        """On the event loop."""
+        try:
+            self._steps.submit(then)
+        except Overloaded:
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._hand_in, then)
+        except Unavailable:
+            return  # the loop has ended, and with it every prompt
+
+
 class ImageMemory:
     """What a prefill worker with images has before it has anything else.
 
@@ -112,7 +145,7 @@ class ImageDesk:
         self._memory, self._transfers, self._steps, self._leases = memory, transfers, steps, leases
         self._describe, self._seat = describe, seat
         self.encoding: ImageEncoding | None = None
-        self._taker: ImageTaker | None = None
+        self._delivery: ImageDelivery | None = None
         self._peers = EncodePeers(find, token=seat.cluster_token)
         self._metrics = ImageFetchMetrics(registry)
         local, remote, parts = None, None, memory.parts
@@ -143,7 +176,7 @@ class ImageDesk:
 
     def start(self, taker: ImageTaker, exits: AsyncExitStack) -> None:
         """Begin; ``exits`` ends it."""
-        self._taker = taker
+        self._delivery = ImageDelivery(self._fetcher, self._steps, taker)
         exits.push_async_callback(self._peers.close)
         if self.encoding is not None and self._memory.parts is not None:
             parts, encoding = self._memory.parts, self.encoding
@@ -160,33 +193,15 @@ class ImageDesk:
 
     def want(self, task: PrefillTask) -> None:
         """Fetch the images that rows of a prompt which has its place belong to."""
-        blind = task.request.blind_images
-        self._metrics.fetches.labels(outcome="cached").inc(len(task.request.images) - len(blind))
-        for image in blind:
-            self._want(task, image)
+        assert self._delivery is not None
+        needed = len(task.request.blind_images)
+        self._metrics.fetches.labels(outcome="cached").inc(len(task.request.images) - needed)
+        self._delivery.want(task)
 
     def forget(self, task: PrefillTask) -> None:
         """Fetch no more for a prompt that has ended."""
-        self._fetcher.cancel(task)
-
-    def _want(self, task: PrefillTask, image: RequestImage) -> None:
-        assert self._taker is not None
-        taker = self._taker
-        self._fetcher.start(
-            task,
-            image.place,
-            lambda embeddings_ND: self._hand_in(lambda: taker.arrived(task, image, embeddings_ND)),
-            lambda error: self._hand_in(lambda: taker.image_failed(task, error)),
-        )
-
-    def _hand_in(self, then: Callable[[], None]) -> None:
-        """On the event loop."""
-        try:
-            self._steps.submit(then)
-        except Overloaded:
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._hand_in, then)
-        except Unavailable:
-            return  # the loop has ended, and with it every prompt
+        assert self._delivery is not None
+        self._delivery.forget(task)
 
     # -- the Encode service ---------------------------------------------------------------------------------
 

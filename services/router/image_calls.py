@@ -21,10 +21,14 @@ _Life = tuple[str, str]
 
 
 class ImageCalls:
-    """Owned by the event loop."""
+    """Owned by the event loop.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    Args:
+        encode_first: See ``ImageSettings``.
+    """
+
+    def __init__(self, cluster: Cluster, *, encode_first: bool = False) -> None:
+        self._cluster, self._encode_first = cluster, encode_first
         self._avoid: dict[_Life, float] = {}  # until when
         self._sent: OrderedDict[tuple[bytes, _Life], None] = OrderedDict()
 
@@ -79,7 +83,14 @@ class ImageCalls:
         encoding = asyncio.create_task(
             self._encode(request_id, images, placed, timeout_s=timeout_s), name="encode-images"
         )
-        running = asyncio.create_task(prefill, name="prefill-beside-images")
+
+        async def run() -> PrefillResult:
+            if self._encode_first:
+                await asyncio.wait({encoding})
+                encoding.result()
+            return await prefill
+
+        running = asyncio.create_task(run(), name="prefill-beside-images")
         try:
             await asyncio.wait({encoding, running}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
@@ -98,6 +109,7 @@ class ImageCalls:
             for task in (encoding, running):
                 task.cancel()
             await asyncio.wait({encoding, running})
+            prefill.close()  # of an image that failed first it was never begun
 
     async def _encode(
         self,

@@ -14,6 +14,7 @@ from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.foresight import Foresight
+from epdserve.services.router.grants import Grants
 from epdserve.services.router.images.opening import open_pictures
 from epdserve.services.router.images.pictures import PictureDesk
 from epdserve.services.router.ledger import InFlightLedger
@@ -47,6 +48,8 @@ class RouterParts:
     grammars: GrammarChecks
     memo: TurnMemo
     metrics: RouterMetrics
+    foresight: Foresight
+    grants: Grants
     pictures: PictureDesk | None = None
 
     @property
@@ -86,6 +89,7 @@ def assemble(
         replacement_wait_s=config.replacement_wait_s,
         release_timeout_s=config.release_timeout_s,
         max_resumes=config.max_resumes,
+        encode_first=config.images.encode_first,
     )
     pictures = open_pictures(config.model_dir, config.images, tokenizer)
     door = AdmissionLimits(config.max_in_flight_requests, config.max_in_flight_tokens)
@@ -109,5 +113,7 @@ def assemble(
         grammars=GrammarChecks(),
         memo=TurnMemo(tokenizer, max_bytes=config.memo_bytes),
         metrics=metrics if metrics is not None else RouterMetrics(),
+        foresight=foresight,
+        grants=Grants(),
         pictures=pictures,
     )

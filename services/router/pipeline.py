@@ -24,6 +24,7 @@ from epdserve.services.errors import (
     Unavailable,
     WorkerLost,
 )
+from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.image_calls import ImageCalls
@@ -31,6 +32,7 @@ from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.routing import Life, Placer, Route
+from epdserve.services.schedule import UNHURRIED, Schedule
 from epdserve.services.types import (
     DecodeJob,
     FinishReason,
@@ -49,12 +51,13 @@ _RETRIES: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """How patient the pipeline is; meanings as in ``RouterConfig``."""
+    """How patient the pipeline is; meanings as in ``RouterConfig`` and its ``images``."""
 
     decode_stall_s: float = 60.0
     replacement_wait_s: float = 20.0
     release_timeout_s: float = 2.0
     max_resumes: int = 3
+    encode_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Pipeline:
         self._placer = placer
         self._ledger = ledger
         self._limits = limits
-        self._images = ImageCalls(cluster)
+        self._images = ImageCalls(cluster, encode_first=limits.encode_first)
 
     def takes_images(self) -> bool:
         """Whether any worker embeds images now."""
@@ -158,6 +161,7 @@ class Pipeline:
                     request_id=request.request_id,
                     avoid=lost,
                     images=request.image_digests,
+                    targets=request.slo,
                 )
             except Unavailable:
                 if loop.time() >= give_up_at:
@@ -205,7 +209,8 @@ class Pipeline:
         Both workers count the request from the start: it is coming to them.
         """
         tokens = _continued(request.tokens, emitted)
-        expected = self._placer.estimates.forecast(request).mean
+        forecast = self._placer.estimates.forecast(request)
+        expected = forecast.mean
         with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
             if handle is None:
                 handle = (await self._prefill(route, tokens, replace(request, n=1), trail)).handle
@@ -222,6 +227,7 @@ class Pipeline:
                 _remaining_s(request.deadline_at),
                 request.keep_tail,
                 request.placed_images,
+                self._schedule(request, forecast),
             )
             async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
@@ -242,6 +248,7 @@ class Pipeline:
             request.prompt_logprobs if len(tokens) == len(request.tokens) else None,
             request.tail_at,
             self._images.assign(request.images, route.prefill),
+            self._schedule(request, self._placer.estimates.forecast(request)),
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:
@@ -307,6 +314,8 @@ class Pipeline:
     def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int) -> None:
         assert chunk.finish_reason is not None
         self._placer.estimates.answered(request, tokens, chunk.finish_reason)
+        if self._foresight is not None:
+            self._foresight.answered(request, tokens)
         if chunk.receipt is not None:
             self._placer.estimates.decoded(chunk.receipt.worker, chunk.receipt)
 
@@ -314,6 +323,9 @@ class Pipeline:
         """A worker that fails is avoided for a while; a request that was refused or out of time is no failure."""
         if isinstance(error, (Internal, Unavailable)) and not isinstance(error, LeaseLost):
             self._placer.estimates.failed(worker)
+
+    def _schedule(self, request: GenerateRequest, forecast: LengthForecast) -> Schedule:
+        return UNHURRIED if self._foresight is None else self._foresight.schedule(request, forecast)
 
     async def give_back(self, handle: KVHandle) -> None:
         """End a lease nobody pulls any more; a lease that cannot be ended ends by itself."""

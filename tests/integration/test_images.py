@@ -1,135 +1,39 @@
 """Image chats over HTTP through three real pools, against one process that holds the whole demo model."""
 
 import asyncio
-import base64
 import json
+import struct
+import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 import pytest_asyncio
-import torch
-from epdserve.model.backbone import Backbone
-from epdserve.model.batch import ImageSpan
-from epdserve.model.config import ModelConfig
-from epdserve.model.demo.writer import write_demo_model
-from epdserve.model.logits import LogitsPlan, LogitsRun
-from epdserve.model.precision import Precision
-from epdserve.model.tokenizer import Tokenizer
-from epdserve.model.vision.encoder import PatchedImage, VisionEncoder
-from epdserve.model.vision.pixels import ImageLimits, read_pixels
-from epdserve.services.pool.view import ClusterView
-from epdserve.services.router.app import create_app
-from epdserve.services.router.config import RouterConfig
-from epdserve.services.router.rpc_cluster import RpcCluster
-from epdserve.services.router.server import bind, uvicorn_server
-from support.live_server import eventually
-from support.pools import DECODE, PREFILL, TOKEN, Pools, pools
+from support.image_chat import Served, answered, image, served_images, text, tokens_of, user, whole
 from support.vision import encoded, picture
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
-ENCODE = "epdserve.services.encode.service"
-BLOCK = 32
 CAT, DOG, STRIP = (
     encoded(picture(40, 30, seed=1)),
     encoded(picture(40, 30, seed=2), "JPEG"),
     encoded(picture(300, 20, seed=3), "WEBP"),
 )
-
-
-@dataclass
-class Served:
-    """A router in front of live pools."""
-
-    live: Pools
-    http: httpx.AsyncClient
-    model_dir: Path
-
-    async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> httpx.Response:
-        body = {"model": "deepseek-flash", "messages": messages, "temperature": 0, "max_tokens": 5}
-        return await self.http.post(
-            "/v1/chat/completions", json={**body, "thinking": {"type": "disabled"}, **fields}
-        )
-
-
-def image(data: bytes, **more: Any) -> dict[str, Any]:
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
-    return {"type": "image_url", "image_url": {"url": url, **more}}
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
-
-
-def user(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
+# One row of zeros, said to be a picture of 60,000 pixels a side
+BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
+    struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    for kind, data in (
+        (b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(180_001))),
+        (b"IEND", b""),
+    )
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    model_dir = write_demo_model(tmp_path_factory.mktemp("model") / "demo")
-    engine = {"model_dir": str(model_dir), "block_tokens": BLOCK, "num_pages": 256}
-    async with pools(tmp_path_factory.mktemp("pools")) as live:
-        await live.start("encode-0", ENCODE, model_dir=str(model_dir), cache_bytes=2**22)
-        await live.start("prefill-0", PREFILL, engine=engine, images={"mode": "pool"})
-        await live.start("decode-0", DECODE, engine=engine)
-        config = RouterConfig(model_dir=model_dir, max_body_bytes=2**22)
-        view = ClusterView(live.registry, lease_s=5.0, refresh_s=0.1)
-        app = create_app(config, RpcCluster(view, token=TOKEN, router_id="router-0"))
-        with bind("127.0.0.1", 0) as sock:
-            server = uvicorn_server(app, config)
-            serving = asyncio.create_task(server._serve([sock]))
-            await eventually(lambda: server.started, within_s=20)
-            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-            async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
-                yield Served(live, http, model_dir)
-            server.should_exit = True
-            await asyncio.wait_for(serving, 20)
-
-
-@cache
-def whole(model_dir: Path) -> tuple[Backbone, VisionEncoder, Tokenizer]:
-    """One process with all of the model."""
-    encoder = VisionEncoder.load(model_dir, ModelConfig.from_directory(model_dir))
-    tokenizer = Tokenizer((model_dir / "tokenizer.json").read_text())
-    return Backbone.load(model_dir, precision=Precision.F32Q), encoder, tokenizer
-
-
-async def answered(served: Served, *args: Any, **options: Any) -> str:
-    """Greedy text of one process; in a thread, as heartbeats are to go on."""
-    return await asyncio.to_thread(_answered, served.model_dir, *args, **options)
-
-
-def _answered(model_dir: Path, ids: list[int], files: list[bytes], *, count: int, hit: int = 0) -> str:
-    backbone, encoder, tokenizer = whole(model_dir)
-    spans, at = [], 0
-    places = np.flatnonzero(np.array(ids) == backbone.config.image_token_id)
-    for data in files:
-        shape, pixels = read_pixels(data, encoder.config, ImageLimits())
-        embeddings = encoder.encode([PatchedImage(shape, pixels)])[0].to(torch.bfloat16)
-        spans.append(ImageSpan(int(places[at]), embeddings))
-        at += len(embeddings)
-    assert at == len(places)
-    tokens = list(ids)
-    for _ in range(count):
-        plan = LogitsPlan(prefill=len(ids), decoder_replay=True, encoder_hit=hit, images=spans)
-        logits = LogitsRun(backbone, np.array(tokens), plan, block_tokens=BLOCK).run()[-1]
-        tokens.append(int(logits.argmax()))
-    return tokenizer.decode(tokens[len(ids) :])
-
-
-async def tokens_of(served: Served, messages: list[dict[str, Any]]) -> list[int]:
-    body = {"messages": messages, "thinking": {"type": "disabled"}}
-    answer = await served.http.post("/tokenize", json=body)
-    assert answer.status_code == 200, answer.text
-    ids: list[int] = answer.json()["tokens"]
-    return ids
+    async with served_images(tmp_path_factory.mktemp("images")) as served:
+        yield served
 
 
 async def streamed(served: Served, messages: list[dict[str, Any]]) -> str:
@@ -156,6 +60,22 @@ async def test_an_image_chat_equals_one_process_streamed_or_not_cold_or_cached(s
     assert again["choices"][0]["message"]["content"] == warm
     assert await streamed(served, messages) == warm
     await served.live.assert_conserved("prefill-0", "decode-0", "encode-0")
+
+
+async def test_the_same_picture_in_the_next_turn_costs_nothing(served: Served) -> None:
+    """It is embedded once, and its blocks are hit; beyond the window not even its embeddings move again."""
+    turn = [user(image(encoded(picture(60, 60, seed=4))), text("What is this? " * 80))]
+    first = (await served.chat(turn)).json()
+    patches = await served.live.metric("encode-0", "epdserve_encode_patches_total")
+    pulled = await served.live.metric("prefill-0", "epdserve_image_fetch_bytes_total")
+    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    second = (await served.chat([*turn, said, user(text("And what else?"))])).json()
+    assert (
+        second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        >= first["usage"]["prompt_tokens"] // 32 * 32
+    )
+    assert await served.live.metric("encode-0", "epdserve_encode_patches_total") == patches > 0
+    assert await served.live.metric("prefill-0", "epdserve_image_fetch_bytes_total") == pulled > 0
 
 
 async def test_images_stand_in_system_user_and_tool_messages_several_in_one(served: Served) -> None:
@@ -198,15 +118,16 @@ async def test_two_pictures_of_one_size_are_told_apart(served: Served) -> None:
         (image(CAT[: len(CAT) // 2]), 400),
         (image(encoded(picture(8, 8), "BMP")), 400),
         (image(encoded(picture(1, 1))), 200),
-        (image(encoded(picture(16_385, 1))), 413),
+        (image(encoded(picture(20_000, 1))), 413),
+        (image(BOMB), 413),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}, 400),
         ({"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}, 400),
         ({"type": "image_url", "image_url": {"url": "http://" + "user:x@localhost/a.png"}}, 400),
         ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, 400),
     ],
     ids=[
-        "empty", "header", "text", "truncated", "bmp", "one pixel", "long", "base64", "private", "credentials",
-        "file",
+        "empty", "header", "text", "truncated", "bmp", "one pixel", "long", "bomb", "base64", "private",
+        "credentials", "file",
     ],
 )  # fmt: skip
 async def test_bad_images_are_refused_in_the_apis_shape(

@@ -21,6 +21,8 @@ class ImageSettings(BaseModel):
         fetch_timeout_s: For one image, redirects included.
         max_fetches: At a time, of all requests.
         remembered: Spans of images that are not measured again.
+        encode_first: Begin with a prefill only when its images are embedded. Then no KV page waits for an image, but
+            the text before it is not computed meanwhile, and images that a prefix hit makes needless are waited for.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,3 +40,4 @@ class ImageSettings(BaseModel):
     fetch_timeout_s: float = Field(default=10.0, gt=0)
     max_fetches: int = Field(default=16, ge=1)
     remembered: int = Field(default=4096, ge=1)
+    encode_first: bool = False

@@ -2,7 +2,8 @@
 
 Rules, each with a test: https by allow-list; names are resolved once and the connection goes to exactly the address
 that was checked; every address a name stands for must be public; redirects are followed by the same rules, few times;
-bounded bytes, seconds and fetches at a time; no proxy, cookies, credentials or content encodings.
+bytes of an image and of a request, seconds and fetches at a time are bounded; no proxy, cookies, credentials or content
+encodings.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import urljoin
 import httpcore
 from epdserve.services.errors import InvalidRequest, PayloadTooLarge
 from epdserve.services.router.images.addresses import is_public
+from epdserve.services.router.images.budget import BytesLeft
 from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.images.urls import AllowList, Target, parse_target
 
@@ -93,8 +95,11 @@ class ImageFetcher:
         self._tls = tls
         self._places = asyncio.Semaphore(settings.max_fetches)
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, budget: BytesLeft) -> bytes:
         """The bytes that a URL stands for.
+
+        Args:
+            budget: Of the request, with which all its fetches end.
 
         Raises:
             InvalidRequest: Against the rules, or it cannot be had; the message does not tell what lies where.
@@ -113,7 +118,7 @@ class ImageFetcher:
         try:
             async with asyncio.timeout(self._settings.fetch_timeout_s), self._places:
                 for _ in range(self._settings.max_redirects + 1):
-                    body, location = await self._get(parse(url))
+                    body, location = await self._get(parse(url), budget)
                     if location is None:
                         return body
                     url = urljoin(url, location)
@@ -125,7 +130,7 @@ class ImageFetcher:
             raise InvalidRequest("an image cannot be fetched") from None
         raise InvalidRequest(f"an image URL redirects more than {self._settings.max_redirects} times")
 
-    async def _get(self, target: Target) -> tuple[bytes, str | None]:
+    async def _get(self, target: Target, budget: BytesLeft) -> tuple[bytes, str | None]:
         """Body, or where it is to be found instead."""
         address = await self._address_of(target)
         async with self._request(target, address) as response:
@@ -138,7 +143,7 @@ class ImageFetcher:
                 raise InvalidRequest(f"an image URL answers {response.status}")
             if _header(response, b"content-encoding") not in ("", "identity"):
                 raise InvalidRequest("an image comes in a content encoding")
-            return await self._read(response), None
+            return await self._read(response, budget), None
 
     async def _address_of(self, target: Target) -> str:
         addresses = await self._resolve(target.host, target.port)
@@ -161,7 +166,7 @@ class ImageFetcher:
         ):
             yield response
 
-    async def _read(self, response: httpcore.Response) -> bytes:
+    async def _read(self, response: httpcore.Response, budget: BytesLeft) -> bytes:
         limit = self._settings.max_bytes
         told = _header(response, b"content-length")
         if told.isdigit() and int(told) > limit:
@@ -170,6 +175,7 @@ class ImageFetcher:
         async with aclosing(response.aiter_stream()) as stream:  # type: ignore[type-var]
             async for part in stream:
                 size += len(part)
+                budget.take(len(part))
                 if size > limit:
                     raise PayloadTooLarge(f"an image has more than {limit} bytes")
                 parts.append(part)

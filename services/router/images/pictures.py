@@ -19,6 +19,7 @@ from epdserve.model.config import VisionConfig
 from epdserve.model.errors import ImageError, ImageTooLarge
 from epdserve.model.vision.pixels import PREPROCESSING_VERSION, ImageLimits, measure_image
 from epdserve.services.errors import InvalidRequest, PayloadTooLarge, ServiceError
+from epdserve.services.router.images.budget import BytesLeft
 from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.images.fetcher import ImageFetcher
 from epdserve.services.router.images.urls import read_data_url
@@ -86,17 +87,13 @@ class PictureDesk:
                 f"the messages hold {len(sources)} images, {self._settings.max_images} are taken",
                 param=_PARAM,
             )
+        budget = BytesLeft(self._settings.max_total_bytes)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._data(source)) for source in sources]
+                tasks = [group.create_task(self._data(source, budget)) for source in sources]
         except* ServiceError as errors:
             raise _first(errors) from None
         files = [task.result() for task in tasks]
-        if (total := sum(map(len, files))) > self._settings.max_total_bytes:
-            raise PayloadTooLarge(
-                f"the images have {total} bytes together, {self._settings.max_total_bytes} are taken",
-                param=_PARAM,
-            )
         return await asyncio.to_thread(lambda: [self._measured(data) for data in files])
 
     def place(
@@ -135,12 +132,14 @@ class PictureDesk:
             at += image.tokens
         return tuple(moved)
 
-    async def _data(self, source: recipe.ImageSource) -> bytes:
+    async def _data(self, source: recipe.ImageSource, budget: BytesLeft) -> bytes:
         try:
             if source.data_url is not None:
-                return read_data_url(source.data_url, max_bytes=self._settings.max_bytes)
+                data = read_data_url(source.data_url, max_bytes=self._settings.max_bytes)
+                budget.take(len(data))
+                return data
             if source.url is not None:
-                return await self._fetcher.fetch(source.url)
+                return await self._fetcher.fetch(source.url, budget)
         except ServiceError as error:
             error.param = _PARAM
             raise

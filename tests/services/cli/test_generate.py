@@ -1,3 +1,4 @@
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 from epdserve.model.demo.writer import write_demo_model
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.generate import Generator, read_bodies, run
+from support.vision import encoded, picture
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,21 @@ def test_a_second_round_hits_the_cache(generator: Generator) -> None:
     [first], [second] = generator.answer([long]), generator.answer([long])
     assert first.cached_tokens == 0
     assert 0 < second.cached_tokens < second.prompt_tokens
+
+
+def test_pictures_are_seen_without_a_server(generator: Generator) -> None:
+    def shown(seed: int, nbytes: int | None = None) -> dict[str, Any]:
+        data = base64.b64encode(encoded(picture(40, 30, seed=seed))[:nbytes]).decode()
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
+        messages = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
+        return body("", messages=messages, thinking={"type": "disabled"})
+
+    [cat], [dog], [again] = (generator.answer([shown(seed)]) for seed in (1, 2, 1))
+    assert cat.prompt_tokens == dog.prompt_tokens > 184
+    assert (cat.cached_tokens, dog.cached_tokens) == (0, 0)
+    assert again.cached_tokens > 160
+    with pytest.raises(CommandError, match="image"):
+        generator.answer([shown(3, 1000)])
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 7}, {"messages": []}, {"messages": "x"}, {"n": 3}])

@@ -6,9 +6,11 @@ from epdserve.services.errors import InvalidRequest, ServiceError
 from epdserve.services.local.bench import decode_rate
 from epdserve.services.local.config import LocalSettings
 from epdserve.services.local.engine import LocalEngine
+from epdserve.services.router.images.pictures import Picture, PromptImage
 from epdserve.services.types import FinishReason, SamplingParams
 from support.engine import greedy, greedy_reference, prompt, settings
 from support.golden import TINY
+from support.vision import Shown, encoded, greedy_with_images, picture, show, write_vision_model
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,27 @@ def test_closed_engine_ends_what_runs() -> None:
         engine.generate([prompt(9)], greedy(700), on_tokens=close_soon)
     closer.join(10)
     assert engine.leaked_pages() == 0
+
+
+def test_images_are_embedded_in_the_same_process(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same answers as from pools and from one model, cold and with hits; a damaged image ends its prompt alone."""
+    model = write_vision_model(tmp_path_factory.mktemp("model"))
+    cat, strip = Shown.of(encoded(picture(50, 40, seed=1))), Shown.of(encoded(picture(90, 9, seed=3)))
+    ids, placed = show(prompt(21, 1), cat, prompt(9, 2), strip, prompt(11, 3))
+    images = [PromptImage(at, Picture(each.digest, each.tokens, each.data)) for at, each in placed]
+    broken = PromptImage(0, Picture(b"b" * 32, cat.tokens, cat.data[:100]))
+    with LocalEngine(model, LocalSettings(engine=settings(model_dir=model))) as engine:
+        for turn in range(2):
+            [answer] = engine.generate([ids], greedy(4), images=[images])
+            hit = answer.prefill.cached_tokens
+            assert list(answer.tokens) == greedy_with_images(ids, placed, 4, hit=hit)
+            assert (hit > 0) == (turn > 0)
+        with pytest.raises(InvalidRequest):
+            engine.generate([show(cat)[0]], greedy(1), images=[[broken]])
+        assert engine.leaked_pages() == 0
+
+
+def test_a_model_of_text_refuses_images(engine: LocalEngine) -> None:
+    picture_of = PromptImage(0, Picture(b"b" * 32, 5, b"x"))
+    with pytest.raises(InvalidRequest, match="no images"):
+        engine.generate([prompt(9, 1)], greedy(1), images=[[picture_of]])

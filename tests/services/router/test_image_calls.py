@@ -96,6 +96,27 @@ async def test_an_image_that_fails_ends_the_prefill() -> None:
         await beside(calls, result(delay_s=30), calls.assign([IMAGE], prefill()))
 
 
+async def test_a_prefill_may_wait_until_its_images_are_embedded() -> None:
+    cluster, order = Cluster([encoder("e0")]), []
+    cluster.gate.clear()
+
+    async def work() -> str:
+        order.append("prefill")
+        return "done"
+
+    calls = ImageCalls(cluster, encode_first=True)
+    running = asyncio.create_task(beside(calls, work(), calls.assign([IMAGE], prefill())))
+    await asyncio.sleep(0.01)
+    order.append("embedded")
+    cluster.gate.set()
+    assert await running == "done"
+    assert order == ["embedded", "prefill"]
+    cluster.errors.append(InvalidRequest("no image"))
+    with pytest.raises(InvalidRequest, match="no image"):
+        await beside(calls, work(), calls.assign([OTHER], prefill()), (OTHER,))
+    assert order == ["embedded", "prefill"]
+
+
 async def test_a_dead_encode_worker_is_avoided_the_next_time() -> None:
     cluster = Cluster([encoder("e0"), encoder("e1")])
     calls = ImageCalls(cluster)

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from epdserve.services.errors import InvalidRequest, PayloadTooLarge
 from epdserve.services.router.images.addresses import is_public
+from epdserve.services.router.images.budget import BytesLeft
 from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.images.fetcher import ImageFetcher
 from epdserve.services.router.images.urls import AllowList, parse_target, read_data_url
@@ -162,7 +166,7 @@ def test_data_urls_are_limited(url: str) -> None:
 
 
 @asynccontextmanager
-async def world(answer: Answer) -> AsyncIterator[int]:
+async def world(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """A server that answers every request line with ``answer``; yields its port."""
 
     serving: set[asyncio.Task[None]] = set()
@@ -182,7 +186,7 @@ async def world(answer: Answer) -> AsyncIterator[int]:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     async with server:
         yield server.sockets[0].getsockname()[1]
         for task in serving:
@@ -200,6 +204,10 @@ def says(status: str, body: bytes = b"", **headers: str) -> Answer:
     return answer
 
 
+def left(nbytes: int = 10**9) -> BytesLeft:
+    return BytesLeft(nbytes)
+
+
 class Names:
     """A resolver that counts, and may change its mind."""
 
@@ -211,7 +219,9 @@ class Names:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def fetcher(port: int, names: Names | None = None, **settings: object) -> ImageFetcher:
+def fetcher(
+    port: int, names: Names | None = None, *, tls: ssl.SSLContext | None = None, **settings: object
+) -> ImageFetcher:
     values = {
         "allowed_hosts": (f"pics.example:{port}", f"more.example:{port}"),
         "allow_http": True,
@@ -221,6 +231,7 @@ def fetcher(port: int, names: Names | None = None, **settings: object) -> ImageF
         ImageSettings.model_validate(values),
         resolve=names or Names(["127.0.0.1"]),
         reachable=lambda address: address == "127.0.0.1",
+        tls=tls,
     )
 
 
@@ -233,7 +244,7 @@ async def test_an_image_is_fetched_from_the_address_that_was_checked() -> None:
 
     names = Names(["127.0.0.1"], ["10.0.0.1"])  # a name that changes its mind after the check
     async with world(answer) as port:
-        assert await fetcher(port, names).fetch(f"http://pics.example:{port}/a?b=c#d") == b"picture"
+        assert await fetcher(port, names).fetch(f"http://pics.example:{port}/a?b=c#d", left()) == b"picture"
     assert names.asked == ["pics.example"]
     assert heads[0].startswith("GET /a?b=c HTTP/1.1\r\n")
     assert f"Host: pics.example:{port}\r\n" in heads[0]
@@ -247,18 +258,18 @@ async def test_an_image_is_fetched_from_the_address_that_was_checked() -> None:
 async def test_a_name_with_any_bad_address_is_not_dialled(addresses: list[str]) -> None:
     async with world(says("200 OK", b"x")) as port:
         with pytest.raises(InvalidRequest, match="address"):
-            await fetcher(port, Names(addresses)).fetch(f"http://pics.example:{port}/")
+            await fetcher(port, Names(addresses)).fetch(f"http://pics.example:{port}/", left())
 
 
 async def test_without_an_allow_list_nothing_is_fetched() -> None:
     with pytest.raises(InvalidRequest, match="data URLs"):
-        await ImageFetcher(ImageSettings()).fetch("https://img.example.com/a.png")
+        await ImageFetcher(ImageSettings()).fetch("https://img.example.com/a.png", left())
 
 
 async def test_the_real_resolver_and_the_real_rule_refuse_loopback() -> None:
     settings = ImageSettings(allowed_hosts=("localhost",))
     with pytest.raises(InvalidRequest, match="address"):
-        await ImageFetcher(settings).fetch("https://localhost/")
+        await ImageFetcher(settings).fetch("https://localhost/", left())
 
 
 async def test_redirects_are_followed_by_the_same_rules() -> None:
@@ -280,7 +291,7 @@ async def test_redirects_are_followed_by_the_same_rules() -> None:
             await says("200 OK", b"end")(head, writer)
 
     async with world(answer) as port:
-        assert await fetcher(port).fetch(f"http://pics.example:{port}/start") == b"end"
+        assert await fetcher(port).fetch(f"http://pics.example:{port}/start", left()) == b"end"
         for path, why in (
             ("away", "does not fetch"),
             ("scheme", "not fetched by"),
@@ -289,14 +300,14 @@ async def test_redirects_are_followed_by_the_same_rules() -> None:
             ("nowhere", "nowhere"),
         ):
             with pytest.raises(InvalidRequest, match=why):
-                await fetcher(port).fetch(f"http://pics.example:{port}/{path}")
+                await fetcher(port).fetch(f"http://pics.example:{port}/{path}", left())
 
 
 async def test_a_redirect_to_an_allowed_name_with_a_private_address_is_refused() -> None:
     async with world(says("302 Found", Location="/again")) as port:
         with pytest.raises(InvalidRequest, match="address"):
             await fetcher(port, Names(["127.0.0.1"], ["169.254.169.254"])).fetch(
-                f"http://pics.example:{port}/"
+                f"http://pics.example:{port}/", left()
             )
 
 
@@ -317,7 +328,7 @@ async def test_a_redirect_to_an_allowed_name_with_a_private_address_is_refused()
 async def test_bad_answers(answer: Answer, error: type[Exception], why: str) -> None:
     async with world(answer) as port:
         with pytest.raises(error, match=why):
-            await fetcher(port, max_bytes=1000).fetch(f"http://pics.example:{port}/")
+            await fetcher(port, max_bytes=1000).fetch(f"http://pics.example:{port}/", left())
 
 
 async def test_an_answer_without_a_length_is_cut_off_at_the_limit() -> None:
@@ -329,7 +340,43 @@ async def test_an_answer_without_a_length_is_cut_off_at_the_limit() -> None:
 
     async with world(answer) as port:
         with pytest.raises(PayloadTooLarge, match="more than 5000"):
-            await fetcher(port, max_bytes=5000).fetch(f"http://pics.example:{port}/")
+            await fetcher(port, max_bytes=5000).fetch(f"http://pics.example:{port}/", left())
+
+
+async def test_the_images_of_a_request_share_a_number_of_bytes() -> None:
+    budget = left(2500)
+    async with world(says("200 OK", b"x" * 1000)) as port:
+        url, one = f"http://pics.example:{port}/", fetcher(port, max_bytes=1000)
+        for _ in range(2):
+            assert len(await one.fetch(url, budget)) == 1000
+        with pytest.raises(PayloadTooLarge, match="2500 bytes together"):
+            await one.fetch(url, budget)
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> tuple[Path, Path]:
+    """A key and a certificate of pics.example that vouches for itself."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=pics.example", "-addext", "subjectAltName=DNS:pics.example"]
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run(
+        [*make, *subject, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
+    return key, certificate
+
+
+async def test_the_certificate_must_be_that_of_the_name(certified: tuple[Path, Path]) -> None:
+    """The name in the URL, not the address that was dialled; nobody but the system's trust, unless told."""
+    key, certificate = certified
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificate, key)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    async with world(says("200 OK", b"picture"), ours) as port:
+        good, other = f"https://pics.example:{port}/a", f"https://more.example:{port}/a"
+        assert await fetcher(port, tls=trust, allow_http=False).fetch(good, left()) == b"picture"
+        for url, tls in ((other, trust), (good, None)):
+            with pytest.raises(InvalidRequest, match="cannot be fetched"):
+                await fetcher(port, tls=tls, allow_http=False).fetch(url, left())
 
 
 @pytest.mark.parametrize("drip", [False, True])
@@ -343,11 +390,11 @@ async def test_a_slow_server_costs_its_seconds(drip: bool) -> None:
 
     async with world(answer) as port:
         with pytest.raises(InvalidRequest, match=r"within 0.3 s"):
-            await fetcher(port, fetch_timeout_s=0.3).fetch(f"http://pics.example:{port}/")
+            await fetcher(port, fetch_timeout_s=0.3).fetch(f"http://pics.example:{port}/", left())
 
 
 async def test_a_closed_port_is_an_image_that_cannot_be_fetched() -> None:
     async with world(says("200 OK", b"x")) as port:
         pass
     with pytest.raises(InvalidRequest, match="cannot be fetched"):
-        await fetcher(port).fetch(f"http://pics.example:{port}/")
+        await fetcher(port).fetch(f"http://pics.example:{port}/", left())
