@@ -69,6 +69,8 @@ class ServiceMeter:
 
         Above 0 it has had more than its share; -1 is a tenant that has had nothing of what it asked for.
         """
+        if not self._others and len(self._tenants) < 2:
+            return 0.0
         rows = {name: self._faded(row, now) for name, row in self._tenants.items()}
         for peers in self._others.values():
             for name, (asked, given) in peers.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from epdserve.services.router.foresight import SloSettings
 from epdserve.services.router.images.config import ImageSettings
+from epdserve.services.router.slo import SloSettings
 from epdserve.services.router.tenancy.config import TenancySettings
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -54,6 +54,7 @@ class RouterConfig(BaseModel):
     cluster_token_file: Path | None = None
 
     default_thinking: bool = True
+    default_effort: int = Field(75, ge=1, le=100)
     max_context_tokens: int = Field(default=1_048_576, ge=2)
     max_completion_tokens: int = Field(default=0, ge=0)
     official_sampling: bool = False

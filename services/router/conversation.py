@@ -12,8 +12,9 @@ from epdserve.services.errors import InvalidRequest
 from epdserve.services.grammar.tool_calls import Tool
 from epdserve.services.router.answer_format import AnswerFormat
 from epdserve.services.router.grammar import Calling, Expected, Markers, check_schema, grammar_for
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.images.pictures import PromptImage
-from epdserve.services.router.options import Caller, Options, generation
+from epdserve.services.router.options import NO_THINKING, Caller, Options, Thinking, generation
 from epdserve.services.router.parsing import OutputParser, ParserOptions
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.rendering import RenderedChat
@@ -39,6 +40,7 @@ class Prepared:
     chat: RenderedChat
     answer_format: AnswerFormat
     grammar: Grammar | None = None
+    thinking: Thinking = NO_THINKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,11 @@ class ConversationEndpoint(GenerationEndpoint):
     """Messages in, a message out; a protocol says how they are read and how it is written."""
 
     @abstractmethod
-    def read(self, raw: bytes) -> Read:
+    def read(self, raw: bytes, granting: Granting) -> Read:
         """Check and render. Runs in any thread.
+
+        Args:
+            granting: Which effort a conversation that takes less than it asks for is rendered at.
 
         Raises:
             InvalidRequest, ModelNotFound: As the message says; ``param`` names the field.
@@ -70,19 +75,30 @@ class ConversationEndpoint(GenerationEndpoint):
 
     async def ask(self, raw: bytes, caller: Caller) -> Asked:
         """A checked request; see ``GenerationEndpoint``."""
+        return await self._ask(raw, caller, lower=False)
+
+    async def ask_less(self, raw: bytes, caller: Caller) -> Asked:
+        """The same at its effort floor, which its conversation keeps."""
+        return await self._ask(raw, caller, lower=True)
+
+    async def _ask(self, raw: bytes, caller: Caller, *, lower: bool) -> Asked:
         parts = self.parts
-        read = await off_the_loop(parts, len(raw), lambda: self.read(raw))
+        granting = Granting(parts.grants, caller.key_name, lower)
+        read = await off_the_loop(parts, len(raw), lambda: self.read(raw, granting))
         if read.unknown:
             parts.metrics.unknown_fields.inc(read.unknown)
         options = read.prepared.options
         chat, images = await show_images(read.prepared.chat, parts)
         await check_grammar(read.prepared.grammar, parts, param=read.grammar_param)
+        thinking = replace(read.prepared.thinking, effort=chat.effort, tools=bool(chat.schemas))
+        if lower and thinking.effort is not None and thinking.effort != thinking.asked:
+            parts.grants.grant(thinking.name, thinking.effort)
         request = generation(
             chat.tokens,
             options,
             parts,
             caller,
-            effort=chat.effort,
+            thinking=thinking,
             grammar=read.prepared.grammar,
             turns=True,
             # Reasoning is rendered again only where tools are declared

@@ -31,21 +31,25 @@ SWITCHES_TAKEN: Final = f"one of {', '.join(_SWITCHES)}"
 
 
 def resolve_effort(
-    *, thinking: str | None, effort: str | int | None, default_thinking: bool = True
+    *,
+    thinking: str | None,
+    effort: str | int | None,
+    default_thinking: bool = True,
+    default_effort: int = DEFAULT_EFFORT.level,
 ) -> Effort | None:
     """Effort of a request, or None if it does not think.
 
     Args:
         thinking: ``thinking.type`` of the request, None if absent.
         effort: ``reasoning_effort`` of the request, None if absent.
-        default_thinking: What a request that says nothing gets.
+        default_thinking: What a request that says nothing gets; ``default_effort`` if it thinks.
 
     Raises:
         InvalidRequest: An unknown name, or a number outside 1..100.
     """
     if thinking is not None and thinking not in _SWITCHES:
         raise InvalidRequest(f"thinking.type must be {SWITCHES_TAKEN}", param="thinking")
-    level = DEFAULT_EFFORT if effort is None or effort == "none" else _level(effort)
+    level = Effort(default_effort) if effort is None or effort == "none" else _level(effort)
     if thinking == "disabled" or (effort == "none" and thinking is None):
         return None
     if thinking is None and effort is None and not default_thinking:

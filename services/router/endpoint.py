@@ -16,6 +16,7 @@ from epdserve.services.router.http_errors import ErrorStyle
 from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.request import Trail, now
+from epdserve.services.router.slo import wish_of_headers
 from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ class Endpoint(ABC):
             tenant.cache_name,
             trace if _TRACE.fullmatch(trace) else "",
             parts.gate.epochs.stamp(tenant),
+            tenant.name,
+            wish_of_headers(exchange.header),
+            trail.received_at,
         )
         async with parts.gate.enter(tenant) as stay:
             with parts.bodies.share() as share:

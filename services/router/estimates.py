@@ -163,7 +163,8 @@ def prompt_class(request: GenerateRequest) -> PromptClass:
         0 if request.effort is None else request.effort.level,
         request.tenant_key.hex()[:16],
         len(request.tokens),
-        tools=request.grammar is not None,
+        tools=request.tools or request.grammar is not None,
+        turns=request.turn,
     )
 
 

@@ -151,6 +151,11 @@ class Exchange:
         self.writes += 1
         await self._write(events, more=not last)
 
+    def say(self, *headers: tuple[bytes, bytes]) -> None:
+        """Send headers with the status line, in place of earlier ones of the same names."""
+        names = {name for name, _ in headers}
+        self.extra_headers = [*(one for one in self.extra_headers if one[0] not in names), *headers]
+
     def close(self) -> None:
         """Nothing is written after this."""
         self._patience.close()

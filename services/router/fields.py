@@ -12,8 +12,10 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import orjson
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.options import MAX_COMPLETION_TOKENS, UINT64_MAX
+from epdserve.services.router.slo import LONGEST_TARGET_S, SloWish
 from epdserve.services.router.tenancy.body_limits import BodyLimits
 from epdserve.services.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from epdserve.services.schedule import HIGHEST_PRIORITY
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 MOST_STOPS: Final = 16
@@ -70,6 +72,10 @@ class Body(BaseModel):
     exact: StrictBool | None = None
     receipt: StrictBool | None = None
     deadline_s: Annotated[Number, Field(gt=0)] | None = None
+    slo_class: StrictStr | None = None
+    ttft_target_s: Annotated[Number, Field(ge=1e-3, le=LONGEST_TARGET_S)] | None = None
+    tpot_target_s: Annotated[Number, Field(ge=1e-6, le=LONGEST_TARGET_S)] | None = None
+    priority: Annotated[StrictInt, Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY)] | None = None
 
     @property
     def unknown(self) -> int:
@@ -91,6 +97,7 @@ class Body(BaseModel):
             "exact": bool(self.exact),
             "receipt": bool(self.receipt),
             "deadline_s": self.deadline_s,
+            "slo": SloWish(self.slo_class, self.ttft_target_s, self.tpot_target_s, self.priority),
         }
 
 

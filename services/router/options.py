@@ -14,6 +14,7 @@ from epdserve.services.router.http_errors import ContextTooLong
 from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.request import GenerateRequest
+from epdserve.services.router.slo import NO_WISH, SloWish, promised
 from epdserve.services.sampling import Grammar, SamplingParams
 from epdserve.services.types import MAX_READERS, Effort, TokenIds
 
@@ -60,16 +61,49 @@ class Options:
     exact: bool = False
     receipt: bool = False
     deadline_s: float | None = None
+    slo: SloWish = NO_WISH
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and how the request is called on other processes."""
+    """Who asks, and how the request is called on other processes.
+
+    Attributes:
+        tenant: Whose share of the workers the request takes from.
+        slo: What headers say of targets.
+        received_at: By ``request.now``.
+    """
 
     request_id: str
     key_name: str
     trace: str
     cache_epoch: str = ""
+    tenant: str = ""
+    slo: SloWish = NO_WISH
+    received_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Efforts of a conversation, and what else of it tells how long its answer gets.
+
+    Attributes:
+        effort: Granted; None = does not think.
+        asked: If another one was asked for.
+        floor: The lowest that the client takes instead of a 429.
+        turn: 1 for its first.
+        name: Of the conversation.
+    """
+
+    effort: Effort | None = None
+    asked: Effort | None = None
+    floor: Effort | None = None
+    tools: bool = False
+    turn: int = 1
+    name: bytes = b""
+
+
+NO_THINKING: Final = Thinking()
 
 
 def generation(
@@ -78,7 +112,7 @@ def generation(
     parts: RouterParts,
     caller: Caller,
     *,
-    effort: Effort | None = None,
+    thinking: Thinking = NO_THINKING,
     grammar: Grammar | None = None,
     number: int | None = None,
     turns: bool = False,
@@ -97,7 +131,7 @@ def generation(
         ContextTooLong: Prompt and answer do not fit.
         InvalidRequest: A value that cannot be served.
     """
-    config = parts.config
+    config, wish = parts.config, options.slo.over(caller.slo)
     deadline_s = min(options.deadline_s or config.request_deadline_s, config.request_deadline_s)
     name = caller.request_id if number is None else f"{caller.request_id}-{number}"
     key = tenant_key(
@@ -122,12 +156,21 @@ def generation(
             options,
             max_tokens=_max_tokens(options, len(tokens), parts),
             official=config.official_sampling,
-            effort=effort,
+            effort=thinking.effort,
         ),
         deadline_at=asyncio.get_running_loop().time() + deadline_s,
         # Every row of the prompt is run for its log-probabilities, which only exact requests do
         exact=options.exact or options.prompt_logprobs is not None,
-        effort=effort,
+        effort=thinking.effort,
+        effort_asked=thinking.asked,
+        effort_floor=thinking.floor,
+        tools=thinking.tools,
+        turn=thinking.turn,
+        received_at=caller.received_at,
+        tenant=caller.tenant,
+        slo=promised(wish, config.slo),
+        slo_asked=wish.asks,
+        priority=-(wish.priority or 0),
         trace=caller.trace,
         n=options.n,
         grammar=grammar,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.sharing import Sharing
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,8 +16,15 @@ from prometheus_client.registry import Collector
 class PolicyCollector(Collector):
     """Collects on the event loop that owns the estimates."""
 
-    def __init__(self, estimates: Estimates, sharing: Sharing | None, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        estimates: Estimates,
+        foresight: Foresight,
+        sharing: Sharing | None,
+        registry: CollectorRegistry,
+    ) -> None:
         self._estimates = estimates
+        self._foresight = foresight
         self._sharing = sharing
         registry.register(self)
 
@@ -38,6 +46,16 @@ class PolicyCollector(Collector):
         yield _gauge(
             "misroute_ratio", "Share with less cached than expected", hits.misrouted / max(1, hits.prefills)
         )
+        late = CounterMetricFamily(
+            "epdserve_router_refused_early",
+            "Refused before work was spent on them, by reason",
+            labels=["reason"],
+        )
+        for reason, count in self._foresight.refused.items():
+            late.add_metric([reason], count)
+        yield late
+        yield _counter("efforts_lowered", "Let in at their effort floor", self._foresight.lowered)
+        yield _gauge("metered_tenants", "Tenants whose shares are counted", len(self._foresight.meter))
         if self._sharing is not None:
             yield _counter("sharing_failures", "Exchanges that Redis did not answer", self._sharing.failures)
             yield _counter(

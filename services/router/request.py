@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Final
 
 from epdserve.kvstore.hashing import ImageDigest
 from epdserve.services.image_types import PlacedImage
+from epdserve.services.policy.gate import SloClass
 from epdserve.services.router.images.pictures import PromptImage
 from epdserve.services.sampling import Grammar, SamplingParams
 from epdserve.services.types import DecodeReceipt, Effort, PrefillResult, TokenIds
+
+# Of requests that are not the router's own
+USUAL_SLO: Final = SloClass("interactive", 2.0, 0.05)
 
 now = perf_counter  # seconds; an event loop's own clock may tick in whole milliseconds
 
@@ -29,6 +34,13 @@ class GenerateRequest:
         tail_at: Where the next turn's prompt is likely to leave this one.
         keep_tail: The next turn is likely to begin with all of this one.
         images: Of the prompt, in order.
+        received_at: By ``now``, 0 = not known.
+        tenant: Whose share of the workers it takes from.
+        slo: What it is promised; ``slo_asked`` if it said so itself.
+        priority: Higher goes first.
+        effort_asked: What it asked for, if it was granted less. ``effort_floor``: the lowest effort it takes instead of
+            a 429.
+        tools, turn: Of the conversation; they tell something about the answer's length.
     """
 
     request_id: str
@@ -45,6 +57,15 @@ class GenerateRequest:
     tail_at: int | None = None
     keep_tail: bool = True
     images: tuple[PromptImage, ...] = ()
+    received_at: float = 0.0
+    tenant: str = ""
+    slo: SloClass = USUAL_SLO
+    slo_asked: bool = False
+    priority: int = 0
+    effort_asked: Effort | None = None
+    effort_floor: Effort | None = None
+    tools: bool = False
+    turn: int = 1
 
     @property
     def image_digests(self) -> tuple[ImageDigest, ...]:

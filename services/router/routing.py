@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from epdserve.kvstore.hashing import ImageDigest, prefix_hash_chain
 from epdserve.services.errors import Unavailable
 from epdserve.services.policy.forecast import LengthForecast
+from epdserve.services.policy.gate import SloClass
 from epdserve.services.policy.joint import Candidate, Decision, Placing, place
 from epdserve.services.policy.pools import Links
 from epdserve.services.router.cluster import Cluster
@@ -104,6 +105,7 @@ class Placer:
         request_id: str = "",
         avoid: Collection[Life] = (),
         images: Sequence[ImageDigest] = (),
+        targets: Targets | SloClass | None = None,
     ) -> Route:
         """Choose a pair of workers for a prompt.
 
@@ -113,6 +115,7 @@ class Placer:
             request_id: Spreads requests over equals while other routers' loads are not known exactly.
             avoid: Lives of workers that were lost under this request.
             images: Of the prompt; they enter the names of its blocks.
+            targets: What the request was promised; None = as all are.
 
         Raises:
             Unavailable: No pair of ready workers with one layout.
@@ -135,8 +138,8 @@ class Placer:
                 request_id,
                 len(tokens),
                 forecast,
-                self._targets.ttft_s,
-                self._targets.tpot_s,
+                (targets or self._targets).ttft_s,
+                (targets or self._targets).tpot_s,
                 _KV_BYTES_PER_TOKEN,
                 # Whether a tail will spare the window's rows is the worker's to know; all candidates are alike
                 rerun_tokens=0,

@@ -15,6 +15,7 @@ from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.events import Delta, Ending, Message, Parser
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.feed import Batch, TokenFeed
+from epdserve.services.router.foresight import LessEffort
 from epdserve.services.router.options import Caller, Options
 from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.usage import Totals, Usage, receipt_of
@@ -78,8 +79,25 @@ class GenerationEndpoint(Endpoint):
         """
 
     async def handle(self, exchange: Exchange, raw: bytes, caller: Caller, trail: Trail) -> None:
-        """Prepare, enter, run."""
+        """Prepare, enter, run; where the gate lets it in with less effort only, prepare and run it so."""
         asked = await self.ask(raw, caller)
+        try:
+            await self._run(exchange, asked, trail)
+        except LessEffort:
+            await self._run(exchange, await self.ask_less(raw, caller), trail)
+
+    async def ask_less(self, raw: bytes, caller: Caller) -> Asked:
+        """The same request at its effort floor. Raises as ``ask``."""
+        return await self.ask(raw, caller)
+
+    async def _run(self, exchange: Exchange, asked: Asked, trail: Trail) -> None:
+        first = asked.requests[0]
+        if first.effort is not None:
+            efforts = (
+                (b"x-effort-asked", first.effort_asked or first.effort),
+                (b"x-effort-granted", first.effort),
+            )
+            exchange.say(*((name, b"%d" % effort.level) for name, effort in efforts))
         with self.parts.admission.enter(asked.prompt_tokens):
             await Run(self, exchange, asked, trail).serve()
 
@@ -106,8 +124,12 @@ class Run:
                     return
                 body = await self._whole(feed)
             await self._exchange.answer(200, body)
-        finally:
+        except LessEffort:
+            raise  # the same request comes again
+        except BaseException:
             self._record()
+            raise
+        self._record()
 
     async def _whole(self, feed: TokenFeed) -> bytes:
         """One answer."""

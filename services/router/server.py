@@ -154,8 +154,9 @@ async def shared(app: FastAPI, config: RouterConfig, registry: CollectorRegistry
         router_id=config.router_id,
         ledger=parts.placer.ledger,
         lengths=parts.placer.estimates.lengths,
+        meter=parts.foresight.meter,
     ) as desk:
-        PolicyCollector(parts.placer.estimates, desk, registry)
+        PolicyCollector(parts.placer.estimates, parts.foresight, desk, registry)
         yield
 
 

@@ -1,4 +1,4 @@
-"""What routers tell each other through Redis: their in-flight ledgers, and what they have learnt of answers' lengths.
+"""What routers tell each other through Redis: ledgers, tenants' use, and what they have learnt of answers' lengths.
 
 Keys stand in proto/README.md. Everything ends by itself: a router that says nothing for a while is not counted any
 more, and without Redis each router goes on with what it knows itself.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Final
 
 import orjson
+from epdserve.services.policy.fairness import ServiceMeter
 from epdserve.services.policy.length_cells import BINS, CellKey
 from epdserve.services.policy.length_model import LengthModel
 from epdserve.services.router.ledger import InFlight, InFlightLedger
@@ -28,6 +30,8 @@ _LEDGER_TTL_MS: Final = 2000
 _LENGTHS_EVERY: Final = 20
 _LENGTHS_TTL_MS: Final = 120_000
 _LENGTH_CELLS: Final = 128
+_SERVICE_EVERY: Final = 2
+_SERVICE_TTL_MS: Final = 10_000
 _TIMEOUT_S: Final = 0.5
 _MAX_ROUTERS: Final = 64
 
@@ -41,13 +45,22 @@ class Sharing:
     """
 
     def __init__(
-        self, redis: Redis, *, namespace: str, router_id: str, ledger: InFlightLedger, lengths: LengthModel
+        self,
+        redis: Redis,
+        *,
+        namespace: str,
+        router_id: str,
+        ledger: InFlightLedger,
+        lengths: LengthModel,
+        meter: ServiceMeter | None = None,
     ) -> None:
         self._redis = redis
         self._prefix = f"{{{namespace}}}:"
         self._router_id = router_id
         self._ledger = ledger
         self._lengths = lengths
+        self._meter = meter
+        self._metered: set[str] = set()
         self._heard_at = monotonic()
         self._known = 0
         self.unreadable = 0
@@ -86,10 +99,34 @@ class Sharing:
             except (TypeError, ValueError):
                 self.unreadable += 1
 
+    async def exchange_service(self) -> None:
+        """Tell what tenants have had here lately and hear what they had elsewhere; the silent no longer count."""
+        meter = self._meter
+        if meter is None:
+            return
+        now = monotonic()
+        mine = {
+            name: [round(asked, 4), round(given, 4)]
+            for name, (asked, given) in meter.snapshot(now=now).items()
+        }
+        told = await self._exchange("service", mine, _SERVICE_TTL_MS)
+        if told is None:
+            return
+        for router in self._metered - told.keys():
+            meter.merge(router, {})
+        self._metered = set(told)
+        for router, said in told.items():
+            try:
+                meter.merge(router, _service(said))
+            except (TypeError, ValueError):
+                self.unreadable += 1
+
     async def run(self) -> None:
         """Exchange again and again; ends by being cancelled."""
         for turn in range(2**62):
             await self.exchange_ledgers()
+            if turn % _SERVICE_EVERY == 0:
+                await self.exchange_service()
             if turn % _LENGTHS_EVERY == 0:
                 await self.exchange_lengths()
             await asyncio.sleep(_PERIOD_S)
@@ -98,7 +135,9 @@ class Sharing:
         """Take the own words away at once."""
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                await self._redis.delete(self._key("ledger", self._router_id))
+                await self._redis.delete(
+                    self._key("ledger", self._router_id), self._key("service", self._router_id)
+                )
                 await self._redis.srem(self._prefix + "routers", self._router_id)
 
     async def _exchange(self, what: str, mine: object, ttl_ms: int) -> dict[str, Any] | None:
@@ -132,11 +171,19 @@ class Sharing:
 
 @asynccontextmanager
 async def sharing(
-    url: str, *, namespace: str, router_id: str, ledger: InFlightLedger, lengths: LengthModel
+    url: str,
+    *,
+    namespace: str,
+    router_id: str,
+    ledger: InFlightLedger,
+    lengths: LengthModel,
+    meter: ServiceMeter | None = None,
 ) -> AsyncIterator[Sharing]:
     """Exchange with the other routers until the block ends."""
     redis = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
-    desk = Sharing(redis, namespace=namespace, router_id=router_id, ledger=ledger, lengths=lengths)
+    desk = Sharing(
+        redis, namespace=namespace, router_id=router_id, ledger=ledger, lengths=lengths, meter=meter
+    )
     task = asyncio.create_task(desk.run(), name="router-sharing")
     try:
         yield desk
@@ -168,6 +215,20 @@ def _add_ledger(total: dict[str, InFlight], said: Mapping[str, Any]) -> None:
         known.requests += row.requests
         known.tokens += row.tokens
         known.output_tokens += row.output_tokens
+
+
+def _service(said: Any) -> dict[str, tuple[float, float]]:
+    """What one router says of tenants.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    if not isinstance(said, dict):
+        raise ValueError("not a list of tenants")
+    rows = {str(name): (float(asked), float(given)) for name, (asked, given) in said.items()}
+    if not all(math.isfinite(value) and value >= 0 for row in rows.values() for value in row):
+        raise ValueError("tenants have had no such thing")
+    return rows
 
 
 def _cells(said: Any) -> dict[CellKey, tuple[float, ...]]:

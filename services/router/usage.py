@@ -62,7 +62,10 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
         "exact": request.exact,
         "effort": None
         if request.effort is None
-        else {"asked": request.effort.level, "granted": request.effort.level},
+        else {
+            "asked": (request.effort_asked or request.effort).level,
+            "granted": request.effort.level,
+        },
         "tokens": {
             "prompt": len(request.tokens),
             **asdict(TokenSources() if prefill is None else prefill.sources),

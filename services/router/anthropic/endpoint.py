@@ -10,6 +10,7 @@ from epdserve.services.router.conversation import ConversationEndpoint, Read, of
 from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.fields import parse_body, parse_json
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.rendering import RenderedChat
@@ -22,7 +23,7 @@ class MessagesEndpoint(ConversationEndpoint):
     def __init__(self, parts: RouterParts) -> None:
         super().__init__(parts, AnthropicErrors())
 
-    def read(self, raw: bytes) -> Read:
+    def read(self, raw: bytes, granting: Granting) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
         body = parse_body(MessagesBody, parse_json(raw, self.parts.body_limits))
         prepared = prepare(body, self.parts)

@@ -34,6 +34,7 @@ def prepare(body: MessagesBody, parts: RouterParts) -> Prepared:
     effort = resolve_effort(
         thinking=None if body.thinking is None else body.thinking.type,
         effort=body.asked_effort,
+        default_effort=config.default_effort,
         default_thinking=config.default_thinking,
     )
     plan = plan_tools(

@@ -6,6 +6,7 @@ import time
 
 from epdserve.services.router.conversation import ConversationEndpoint, Prepared, Read
 from epdserve.services.router.fields import parse_body, parse_json
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.openai_chat.body import ChatBody
 from epdserve.services.router.openai_chat.prepare import prepare
 from epdserve.services.router.openai_chat.shape import ChatHead, ChatShape, Dialect
@@ -21,10 +22,10 @@ class ChatEndpoint(ConversationEndpoint):
         super().__init__(parts)
         self._dialect = dialect
 
-    def read(self, raw: bytes) -> Read:
+    def read(self, raw: bytes, granting: Granting) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
         body = parse_body(ChatBody, parse_json(raw, self.parts.body_limits))
-        prepared = prepare(body, self.parts)
+        prepared = prepare(body, self.parts, granting)
         asks_for = "tools" if prepared.answer_format.free else "response_format"
         return Read(prepared, body.unknown, lambda request: self._shape(body, prepared, request), asks_for)
 

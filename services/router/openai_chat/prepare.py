@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from epdserve.services.router.conversation import Prepared, expected_grammar
 from epdserve.services.router.effort import resolve_effort
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.http_errors import unknown_model
 from epdserve.services.router.openai_chat.body import ChatBody
-from epdserve.services.router.options import check_choices, context_tokens
+from epdserve.services.router.options import Thinking, check_choices, context_tokens
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.rendering import ChatPrompt
 from epdserve.services.router.tools import plan_tools
+from epdserve.services.types import Effort
 
 
-def prepare(body: ChatBody, parts: RouterParts) -> Prepared:
+def prepare(body: ChatBody, parts: RouterParts, granting: Granting) -> Prepared:
     """A checked and rendered chat.
 
     Raises:
@@ -23,9 +25,14 @@ def prepare(body: ChatBody, parts: RouterParts) -> Prepared:
     config = parts.config
     options = body.options()
     check_choices(options.n, strict=config.strict_official)
-    effort = resolve_effort(
-        thinking=body.thinking_switch, effort=body.asked_effort, default_thinking=config.default_thinking
+    asked = resolve_effort(
+        thinking=body.thinking_switch,
+        effort=body.asked_effort,
+        default_thinking=config.default_thinking,
+        default_effort=config.default_effort,
     )
+    effort, name, turn = granting.effort(body.messages, asked, body.effort_floor)
+    floor = None if body.effort_floor is None else Effort(body.effort_floor)
     plan = plan_tools(
         body.declared(),
         body.wish(),
@@ -38,5 +45,9 @@ def prepare(body: ChatBody, parts: RouterParts) -> Prepared:
     )
     chat = parts.renderer.render(prompt, max_tokens=context_tokens(parts))
     return Prepared(
-        options, chat, answer_format, expected_grammar(chat, plan, answer_format, parts.tokenizer)
+        options,
+        chat,
+        answer_format,
+        expected_grammar(chat, plan, answer_format, parts.tokenizer),
+        Thinking(effort, asked, floor, turn=turn, name=name),
     )

@@ -6,6 +6,7 @@ import time
 
 from epdserve.services.router.conversation import ConversationEndpoint, Read
 from epdserve.services.router.fields import parse_body, parse_json
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.router.responses.body import ResponsesBody
 from epdserve.services.router.responses.prepare import prepare
@@ -15,7 +16,7 @@ from epdserve.services.router.responses.shape import ResponsesShape
 class ResponsesEndpoint(ConversationEndpoint):
     """``POST /v1/responses``."""
 
-    def read(self, raw: bytes) -> Read:
+    def read(self, raw: bytes, granting: Granting) -> Read:
         """Check and render; see ``ConversationEndpoint``."""
         body = parse_body(ResponsesBody, parse_json(raw, self.parts.body_limits))
         prepared, echo = prepare(body, self.parts)

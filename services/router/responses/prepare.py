@@ -45,7 +45,12 @@ def prepare(body: ResponsesBody, parts: RouterParts) -> tuple[Prepared, Echo]:
     if body.model not in parts.model_names:
         raise unknown_model(body.model, parts.model_names)
     config = parts.config
-    effort = resolve_effort(thinking=None, effort=body.asked_effort, default_thinking=config.default_thinking)
+    effort = resolve_effort(
+        thinking=None,
+        effort=body.asked_effort,
+        default_thinking=config.default_thinking,
+        default_effort=config.default_effort,
+    )
     plan = plan_tools(
         body.declared(), body.wish(), thinking=effort is not None, strict_official=config.strict_official
     )

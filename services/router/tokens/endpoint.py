@@ -10,6 +10,7 @@ from epdserve.services.router.conversation import off_the_loop, show_images
 from epdserve.services.router.endpoint import Endpoint
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.fields import Body, TokenId, parse_body, parse_json
+from epdserve.services.router.grants import Granting
 from epdserve.services.router.http_errors import unknown_model
 from epdserve.services.router.openai_chat.body import ChatBody
 from epdserve.services.router.openai_chat.prepare import prepare
@@ -54,7 +55,7 @@ class TokenizeEndpoint(Endpoint):
             raise InvalidRequest("either prompt or messages must be given", param="prompt")
         if body.prompt is not None:
             return body, parts.tokenizer.native.encode(body.prompt)
-        return body, prepare(parse_body(ChatBody, value), parts).chat
+        return body, prepare(parse_body(ChatBody, value), parts, Granting(parts.grants, "")).chat
 
     def _told(self, body: TokenizeBody, ids: list[int]) -> bytes:
         parts = self.parts

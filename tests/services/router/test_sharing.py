@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from time import monotonic
 
 import pytest
+from epdserve.services.policy.fairness import ServiceMeter
 from epdserve.services.policy.length_model import LengthModel, PromptClass
 from epdserve.services.router.ledger import InFlight, InFlightLedger
 from epdserve.services.router.sharing import Sharing, sharing
@@ -113,3 +115,25 @@ async def test_it_runs_in_the_background_and_says_goodbye(server: ValkeyServer, 
             await asyncio.sleep(0.02)
         assert 0 < await redis.pttl("{t}:router-ledger:r") <= 2000
     assert not await redis.exists("{t}:router-ledger:r")
+
+
+async def test_routers_know_what_tenants_had_from_the_others(redis: Redis) -> None:
+    meters = {name: ServiceMeter() for name in "ab"}
+    desks = {
+        name: Sharing(
+            redis, namespace="t", router_id=name, ledger=InFlightLedger(), lengths=LengthModel(), meter=meter
+        )
+        for name, meter in meters.items()
+    }
+    for tenant, asked, given in (("greedy", 9.0, 9.0), ("modest", 9.0, 1.0)):
+        meters["a"].asked(tenant, asked, now=monotonic())
+        meters["a"].given(tenant, given, now=monotonic())
+    for name in "aba":
+        await desks[name].exchange_service()
+    assert meters["b"].excess("greedy", now=monotonic()) > 0.5
+    await redis.set("{t}:router-service:a", b'{"greedy": [1, -3]}')
+    await desks["b"].exchange_service()
+    assert desks["b"].unreadable == 1
+    await desks["a"].leave()
+    await desks["b"].exchange_service()
+    assert meters["b"].excess("greedy", now=monotonic()) == 0
