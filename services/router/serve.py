@@ -117,6 +117,7 @@ class Run:
 
     async def serve(self) -> None:
         """Stream it or answer it whole."""
+        comes_again = False
         try:
             async with self._feed() as feed:
                 if self._asked.options.stream:
@@ -125,11 +126,11 @@ class Run:
                 body = await self._whole(feed)
             await self._exchange.answer(200, body)
         except LessEffort:
-            raise  # the same request comes again
-        except BaseException:
-            self._record()
+            comes_again = True
             raise
-        self._record()
+        finally:
+            if not comes_again:
+                self._record()
 
     async def _whole(self, feed: TokenFeed) -> bytes:
         """One answer."""
