@@ -18,12 +18,16 @@ Row = tuple[str, str, int, Figures]
 
 def spread(values: Sequence[float], form: str = "{:.1f}") -> str:
     """Mean, and half the width of its 95 % confidence interval."""
-    mean = statistics.fmean(values)
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) < 2 else f"{mean} +- {form.format(half_width(values))}"
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the mean's 95 % confidence interval (Student's t); 0 for a single value."""
     if len(values) < 2:
-        return form.format(mean)
-    t = _T95[min(len(values) - 2, len(_T95) - 1)] if len(values) <= len(_T95) + 1 else 1.96
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{form.format(mean)} +- {form.format(half)}"
+        return 0.0
+    t = _T95[len(values) - 2] if len(values) <= len(_T95) + 1 else 1.96
+    return t * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def goodput_table(scenario: Scenario, rows: Iterable[Row], *, base: str) -> str:

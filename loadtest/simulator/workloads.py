@@ -166,6 +166,18 @@ def load_trace(
     return Workload(made, warm)
 
 
+def trace_rate(path: Path) -> float:
+    """Requests a second of a trace as it was recorded.
+
+    Raises:
+        OSError, ValueError: Not there, or not such a trace.
+    """
+    times = [row[0] for row in _rows(path)]
+    if len(times) < 2 or times[-1] <= times[0]:
+        raise ValueError(f"{path} has no rate")
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
 class _Blocks:
     """Numbers for blocks that nobody else has, and tenants' common beginnings."""
 

@@ -166,6 +166,20 @@ def logits(
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="TOML file; loadtest/README.md shows every key.")],
+    compare: Annotated[
+        Path | None, typer.Option(help="Another one: both are simulated, and told apart seed by seed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML page to write, with plots.")] = None,
+) -> None:
+    """Simulate a cluster under load: goodput, latencies, hits, shares, efforts; how many workers it takes."""
+    from epdserve.services.cli import simulate as command
+
+    command.run(command.SimulateOptions(scenario, compare, out))
+
+
+@app.command()
 def chat(
     message: Annotated[
         str | None, typer.Argument(help="Ask this one thing and leave; else talk, or read standard input.")

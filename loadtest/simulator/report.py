@@ -1,0 +1,208 @@
+"""One HTML page of one scenario, or of two beside each other; it loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from epdserve.loadtest.simulator.caches import TIERS
+from epdserve.loadtest.simulator.figures import Figures
+from epdserve.loadtest.simulator.planner import Plan
+from epdserve.loadtest.simulator.svg import Line, bars, lines
+from epdserve.loadtest.simulator.sweep import LEVELS, Point
+from epdserve.loadtest.simulator.tables import half_width, spread
+
+_STYLE: Final = (
+    "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:1000px;padding:0 1em;color:#1f2328}"
+    "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #d0d7de;padding:3px 8px;text-align:right}"
+    "th:first-child,td:first-child{text-align:left}figure{display:inline-block;width:460px;margin:8px}"
+    "figcaption{font-weight:600}svg{width:100%}text{font-size:11px;fill:#57606a}"
+    ".axis{stroke:#57606a}.grid{stroke:#eaeef2}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A scenario's name, its runs, its plan if it asked for one, and where it came from, as text."""
+
+    name: str
+    points: Sequence[Point]
+    plan: Plan | None = None
+    source: str = ""
+
+    def at(self, load: float) -> list[Point]:
+        """Runs of one load."""
+        return [point for point in self.points if point.load == load]
+
+    @property
+    def loads(self) -> list[float]:
+        """In order."""
+        return sorted({point.load for point in self.points})
+
+
+# Column: heading, what of figures, how it is written
+_COLUMNS: Final[tuple[tuple[str, Callable[[Figures], float], str], ...]] = (
+    ("goodput/s", lambda one: one.goodput, "{:.1f}"),
+    ("in time, of admitted", lambda one: one.met_ratio, "{:.3f}"),
+    ("refused", lambda one: one.refused_ratio, "{:.3f}"),
+    ("TTFT p50 s", lambda one: one.ttft_p50_s, "{:.3f}"),
+    ("TTFT p99 s", lambda one: one.ttft_p99_s, "{:.3f}"),
+    ("TPOT p50 s", lambda one: one.tpot_p50_s, "{:.4f}"),
+    ("TPOT p99 s", lambda one: one.tpot_p99_s, "{:.4f}"),
+    ("hits", lambda one: sum(one.hit_ratio.values()), "{:.3f}"),
+    ("Jain", lambda one: one.fairness, "{:.3f}"),
+    ("effort", lambda one: one.granted_effort, "{:.1f}"),
+)
+
+
+def table(told: Told) -> list[list[str]]:
+    """Rows of text, headings first: a load each, means with 95 % intervals over seeds."""
+    rows = [["load", "requests/s", *(name for name, _, _ in _COLUMNS)]]
+    for load in told.loads:
+        points = told.at(load)
+        cells = [spread([read(point.figures) for point in points], form) for _, read, form in _COLUMNS]
+        rows.append([f"{load:g}", f"{points[0].rate:.1f}", *cells])
+    return rows
+
+
+def comparison(one: Told, other: Told) -> list[list[str]]:
+    """Rows of text: differences, other less one, seed by seed, for the loads that both have."""
+    rows = [["load", "seeds", *(name for name, _, _ in _COLUMNS)]]
+    for load in one.loads:
+        pairs = _pairs(one, other, load)
+        if not pairs:
+            continue
+        cells = [
+            spread([read(theirs) - read(mine) for mine, theirs in pairs], form) for _, read, form in _COLUMNS
+        ]
+        rows.append([f"{load:g}", str(len(pairs)), *cells])
+    return rows
+
+
+def page(told: Sequence[Told]) -> str:
+    """The page."""
+    title = " and ".join(one.name for one in told)
+    parts = [f"<h1>{escape(title)}</h1>"]
+    for one in told:
+        parts += [f"<h2>{escape(one.name)}</h2>", _html(table(one))]
+        if one.plan is not None:
+            parts.append(_plan(one.plan))
+    if len(told) == 2:
+        names = f"{told[1].name} less {told[0].name}, same seeds"
+        parts += [f"<h2>{escape(names)}</h2>", _html(comparison(*told))]
+    parts += _plots(told)
+    parts += [
+        f"<details><summary>{escape(one.name)}: its file</summary><pre>{escape(one.source)}</pre></details>"
+        for one in told
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _plots(told: Sequence[Told]) -> list[str]:
+    plots = [lines("Goodput over load", "load", "requests in time a second", [_goodput(one) for one in told])]
+    for name, read, unit in (("TTFT", "ttft_s", "s"), ("TPOT", "tpot_s", "s")):
+        drawn = [
+            Line(f"{one.name}, load {load:g}", _middle(one.at(load), read), LEVELS)
+            for one in told
+            for load in _ends(one.loads)
+            if any(getattr(point, read) for point in one.at(load))
+        ]
+        plots.append(lines(f"{name}, admitted requests", f"{name}, {unit}", "share below", drawn, log_x=True))
+    last = [(one, one.at(one.loads[-1])) for one in told]
+    plots.append(
+        bars(
+            "Prompt tokens found, by tier, highest load",
+            "share of prompt tokens",
+            {
+                tier: {
+                    one.name: statistics.fmean(p.figures.hit_ratio.get(tier, 0.0) for p in points)
+                    for one, points in last
+                }
+                for tier in TIERS
+            },
+        )
+    )
+    tenants = sorted({name for _, points in last for point in points for name in point.tenants})
+    plots.append(
+        bars(
+            "Requests in time by tenant, highest load",
+            "requests",
+            {
+                tenant: {
+                    one.name: statistics.fmean(p.tenants.get(tenant, 0) for p in points)
+                    for one, points in last
+                }
+                for tenant in tenants
+            },
+        )
+    )
+    efforts = sorted({effort for _, points in last for point in points for effort in point.efforts})
+    plots.append(
+        bars(
+            "Effort granted, highest load",
+            "requests",
+            {
+                str(effort) if effort else "refused": {
+                    one.name: statistics.fmean(p.efforts.get(effort, 0) for p in points)
+                    for one, points in last
+                }
+                for effort in efforts
+            },
+        )
+    )
+    return plots
+
+
+def _goodput(told: Told) -> Line:
+    values = [[point.figures.goodput for point in told.at(load)] for load in told.loads]
+    means, halves = [statistics.fmean(one) for one in values], [half_width(one) for one in values]
+    return Line(
+        told.name,
+        told.loads,
+        means,
+        [max(0.0, mean - half) for mean, half in zip(means, halves, strict=True)],
+        [mean + half for mean, half in zip(means, halves, strict=True)],
+    )
+
+
+def _middle(points: Sequence[Point], read: str) -> list[float]:
+    """The median over seeds at each level."""
+    told = [getattr(point, read) for point in points if getattr(point, read)]
+    return [statistics.median(column) for column in zip(*told, strict=True)]
+
+
+def _ends(loads: Sequence[float]) -> list[float]:
+    return list(dict.fromkeys((loads[0], loads[-1])))
+
+
+def _pairs(one: Told, other: Told, load: float) -> list[tuple[Figures, Figures]]:
+    theirs = {point.seed: point.figures for point in other.at(load)}
+    return [(point.figures, theirs[point.seed]) for point in one.at(load) if point.seed in theirs]
+
+
+def _plan(plan: Plan) -> str:
+    best = plan.best
+    words = (
+        "no cluster within the bounds is enough"
+        if best is None
+        else f"{best.prefills} prefill and {best.decodes} decode workers ({best.served_ratio:.1%} in time)"
+    )
+    rows = [["prefill", "decode", "in time", "enough"]]
+    rows += [
+        [str(one.prefills), str(one.decodes), f"{one.served_ratio:.3f}", "yes" if one.enough else "no"]
+        for one in plan.trials
+    ]
+    return f"<p>For {plan.rate:.2f} requests/s: {escape(words)}.</p>{_html(rows)}"
+
+
+def _html(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines_ = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    return f"<table><tr>{cells}</tr>{lines_}</table>"
