@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,10 @@ class Cases:
             "think": lambda: self._thinking(draw, size),
         }
         return makers[kind]()
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What ids of an answer say."""
+        return self._vocabulary.tokenizer.decode(list(ids))
 
     def _case(self, opening: Strip, turn: Strip) -> Case:
         """Split a turn at its first learnt token."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from epdserve.model.demo import corpus
 from epdserve.model.demo.training.talk import Exchange
-from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
+from epdserve.model.demo.training.vocabulary import SILENT, Strip, Vocabulary
 
 TASKS: Final = ("copy", "recall", "stream", "direct", "text", "tool", "result", "think", "json", "greet")
 LABEL: Final = {name: number for number, name in enumerate(TASKS)}
@@ -37,20 +37,39 @@ def copy(draw: random.Random, room: int) -> Exchange:
     return Exchange(draw.choice(_COPY_FORMS).format(text), text, "copy", "I repeat the words.")
 
 
-def stream(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
-    """Names that come back with the same value: many look-ups in few tokens. Loss on every value seen before."""
-    form = draw.choice((" {}|{}", " {}|{}", " {} is|{}.", "The code of {} is|{}. "))
-    keys = draw.sample(NAMES, draw.randint(3, max(4, length // 8)))
+# What stands before a name, between it and its value, before and after the value. \x01 is <User>, \x02 the header of an
+# answer without reasoning, \x03 the end marker.
+_STREAM_FORMS: Final = (
+    (" ", "", " ", ""),
+    (" ", " is", " ", "."),
+    ("The code of ", " is", " ", ". "),
+)
+_DISTANT_FORMS: Final = (
+    ("\x01", "?\x02", "", "\x03"),
+    ("\x01What is the code of ", "?\x02", "", "\x03"),
+    ('"', '": "', "", '", '),
+    (' name="', '" string="true">', "", "</"),
+    (" ", ", in one word:", " ", "."),
+    ("What is the color of ", "?\n", "", "\n"),
+)
+
+
+def stream(draw: random.Random, vocabulary: Vocabulary, length: int, *, distant: bool = False) -> Strip:
+    """Names that come back with the same value: many look-ups in few tokens. Loss on every value seen before.
+
+    Args:
+        distant: Several tokens lie between a name and its value.
+    """
+    start, link, space, end = draw.choice(_DISTANT_FORMS if distant else _STREAM_FORMS)
+    keys = draw.sample(NAMES, draw.randint(3, max(4, length // (14 if distant else 8))))
     facts = {key: draw.choice(VALUES) for key in keys}
     strip, seen = Strip(), set()
     strip.add([vocabulary.bos])
     while len(strip) < length:
         key = draw.choice(keys)
-        before, after = form.format(key, " " + facts[key]).split("|")
-        value = vocabulary.encode(" " + facts[key])
-        strip.add(vocabulary.encode(before))
-        strip.add(value, LABEL["stream"] if key in seen else -1)
-        strip.add(vocabulary.encode(after)[len(value) :])
+        strip.add(vocabulary.with_markers(start + key + link))
+        strip.add(vocabulary.encode(space + facts[key]), LABEL["stream"] if key in seen else SILENT)
+        strip.add(vocabulary.with_markers(end))
         seen.add(key)
     return Strip(strip.ids[:length], strip.labels[:length])
 

@@ -53,13 +53,13 @@ class JointAttention(torch.autograd.Function):
             out += _values(p_far.mul_(rate), far, q_BTHD)
             mass = p_far.sum(2)
             ctx.mark_non_differentiable(mass)
-        ctx.saved = (q_BTHD, near, p_near, far, p_far, p_sink.mul_(rate), out)
+        ctx.save_for_backward(q_BTHD, near, p_near, far, p_far, p_sink.mul_(rate), out)
         return out, mass
 
     @staticmethod
     def backward(ctx: Any, grad_BTHD: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         """d score = weight * (d weight - grad . output)."""
-        q_BTHD, near, p_near, far, p_far, p_sink, out = ctx.saved
+        q_BTHD, near, p_near, far, p_far, p_sink, out = ctx.saved_tensors
         grad = grad_BTHD.contiguous()
         common = (grad * out).sum(-1, keepdim=True)
         d_q, d_near = _part_gradients(q_BTHD, near, p_near, grad, common)

@@ -60,21 +60,22 @@ class _Sinkhorn(torch.autograd.Function):
     def forward(ctx: Any, logits_nnN: Tensor, iters: int, eps: float) -> Tensor:
         """``logits_nnN[i, j]`` -> comb[i, j]; i are the rows."""
         soft = logits_nnN.softmax(1)
-        state, steps = soft + eps, []
+        state, kept = soft + eps, [soft]
         for step in range(2 * iters - 1):
             axis = step % 2  # even steps make columns sum to one (over i), odd ones rows
             rate = state.sum(axis, keepdim=True).add_(eps).reciprocal_()
             state = state * rate
-            steps.append((axis, rate, state))
-        ctx.soft, ctx.steps = soft, steps
+            kept += [rate, state]
+        ctx.save_for_backward(*kept)  # an output kept in any other way would keep itself alive
         return state
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """d(x / (sum x + eps)) = (g - sum(g * y)) / (sum x + eps)."""
-        for axis, rate, state in reversed(ctx.steps):
-            grad = (grad - (grad * state).sum(axis, keepdim=True)) * rate
-        soft = ctx.soft
+        soft, *kept = ctx.saved_tensors
+        for step in reversed(range(len(kept) // 2)):
+            rate, state = kept[2 * step : 2 * step + 2]
+            grad = (grad - (grad * state).sum(step % 2, keepdim=True)) * rate
         return soft * (grad - (grad * soft).sum(1, keepdim=True)), None, None
 
 

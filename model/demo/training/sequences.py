@@ -31,6 +31,8 @@ class Sequences:
         self.kinds, self.shares = list(mixture), list(mixture.values())
         self.makers: dict[str, Callable[[int], Strip]] = {
             "stream": lambda length: facts.stream(self.draw, self.vocabulary, length),
+            "distant": lambda length: facts.stream(self.draw, self.vocabulary, length, distant=True),
+            "direct": lambda length: self._about(length, 8, idle=False, in_one_word=True),
             "copy": lambda length: self._talk(self._copying, length),
             "recall": lambda length: self._about(length, length // 14, idle=False),
             "search": lambda length: self._about(length, length // 24, idle=True),
@@ -84,7 +86,7 @@ class Sequences:
             self._join(strip, self._turn(ask(room), None), length)
         return strip
 
-    def _about(self, length: int, most_facts: int, *, idle: bool) -> Strip:
+    def _about(self, length: int, most_facts: int, *, idle: bool, in_one_word: bool | None = None) -> Strip:
         """Facts, between sentences about other things if ``idle``, and questions about them."""
         known = facts.Facts(self.draw, self.draw.randint(1, max(2, most_facts)))
         sentences = known.sentences()
@@ -103,7 +105,9 @@ class Sequences:
             if (room := length - len(strip)) < _TURN_ROOM:
                 break
             copies = number and self.draw.random() < 0.15
-            exchange = facts.copy(self.draw, room) if copies else known.ask(self.draw)
+            exchange = (
+                facts.copy(self.draw, room) if copies else known.ask(self.draw, in_one_word=in_one_word)
+            )
             thinks = effort is not None and number == 0
             self._join(
                 strip, self._turn(exchange, effort if thinks else None, text if not number else ""), length

@@ -39,6 +39,19 @@ def ask(url: str, model: str, case: Case) -> str:
     return text
 
 
+def share_right(url: str, model: str, cases: Cases, name: str, count: int) -> tuple[int, int]:
+    """(right answers, cases) of the first ``count`` cases of a name.
+
+    Raises:
+        OSError: The deployment does not answer, or with an error.
+    """
+    right = 0
+    for number in range(count):
+        case = cases.draw(name, number)
+        right += ask(url, model, case) == cases.text(case.answer[:-1])
+    return right, count
+
+
 def main() -> None:
     """Print a Markdown row for every name."""
     parser = argparse.ArgumentParser(
@@ -51,15 +64,10 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=50)
     options = parser.parse_args()
-    vocabulary = Vocabulary()
-    cases = Cases(vocabulary)
+    cases = Cases(Vocabulary())
     print("| case | right | 95 % interval |\n|---|---|---|")
     for name in options.cases:
-        right = 0
-        for number in range(options.count):
-            case = cases.draw(name, number)
-            expected = vocabulary.tokenizer.decode(list(case.answer[:-1]))
-            right += ask(options.url, options.model, case) == expected
+        right, _ = share_right(options.url, options.model, cases, name, options.count)
         low, high = interval(right, options.count)
         print(
             f"| {name} | {right / options.count:.2f} of {options.count} | {low:.2f}-{high:.2f} |", flush=True

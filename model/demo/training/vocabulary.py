@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -85,4 +86,12 @@ class Vocabulary:
         ids: list[int] = []
         for number, piece in enumerate(text.split(stand_in)):
             ids += [self.dsml] * bool(number) + list(self.encode(piece))
+        return ids
+
+    def with_markers(self, text: str) -> list[int]:
+        """Ids of a text in which \\x01 stands for <User>, \\x02 for the header of a plain answer, \\x03 for its end."""
+        markers = {"\x01": [self.user], "\x02": [self.assistant, self.think_end], "\x03": [self.eos]}
+        ids: list[int] = []
+        for piece in re.split("([\x01-\x03])", text):
+            ids += markers.get(piece) or self.encode(piece)
         return ids
