@@ -79,6 +79,11 @@ class BlockIndex:
         self._events += len(events.added) + len(events.removed)
         return True
 
+    def digest(self, worker: str) -> bytes | None:
+        """Digest of what is known of a worker (``set_digest``), None for an unknown one."""
+        known = self._workers.get(worker)
+        return None if known is None else self._table.digest(known.number)
+
     def forget(self, worker: str) -> None:
         """Drop a worker that is gone; unknown ones are ignored."""
         known = self._workers.pop(worker, None)

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from epdserve.kvstore.set_digest import folded
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
 _PAIR: Final = struct.Struct("<QQ")
@@ -124,6 +125,14 @@ class HolderTable:
             self._live = int(np.count_nonzero(_any(bits)))
             if self._live < self._mask // 8:
                 self._rebuild(0)
+
+    def digest(self, holder: int) -> bytes:
+        """Digest of what a holder has (``set_digest``); a walk over the whole table."""
+        lows, highs, bits = self._arrays()
+        if holder >= self._words * _WORD_BITS:
+            return folded(lows[:0], highs[:0])
+        there = (bits[holder // _WORD_BITS] & _bit(holder)) != 0
+        return folded(lows[there] ^ np.uint64(_TURN), highs[there])
 
     # -- inside ---------------------------------------------------------------------------------------------
 

@@ -141,8 +141,7 @@ class PrefillJob(_ByValue):
         prompt_logprobs: Alternatives told with each prompt token's log-probability; None = nothing is told. Such a
             job must be ``exact``: every row is run.
         tail_at: Where the next turn's prompt is likely to leave this one: a tail is kept there.
-        images: In order of their places.
-        schedule: How urgent it is.
+        images, schedule: In order of their places; how urgent it is.
     """
 
     request_id: str
@@ -388,8 +387,8 @@ class BlockUpdate:
     Attributes:
         incarnation: The worker's life these numbers belong to.
         snapshot: ``added`` is everything held as of ``next_seq``; what was known before is void.
-        first_seq: Number of the first event; a delta applies if it equals the ``next_seq`` before it.
-        next_seq: One past the last event.
+        first_seq, next_seq: Of the first event, and one past the last; a delta begins where the one before ended.
+        digest: Of everything held as of ``next_seq`` (``kvstore/set_digest.py``); empty = not told.
     """
 
     incarnation: str
@@ -398,3 +397,4 @@ class BlockUpdate:
     next_seq: int
     added: tuple[bytes, ...]
     removed: tuple[bytes, ...]
+    digest: bytes = b""

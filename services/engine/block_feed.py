@@ -7,12 +7,16 @@ instead of a growing queue.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Protocol
 
+from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockEvents, BlockHash
 from epdserve.services.types import BlockUpdate
 
 INTERVAL_S = 0.05
+DIGEST_S = 1.0
+_DIGEST_SHARE = 0.01  # of the loop's time, at most: many blocks have their digest told less often
 MAX_PENDING_UPDATES = 64
 
 
@@ -45,9 +49,11 @@ class BlockFeed:
         self._interval_s, self._max_pending = interval_s, max_pending
         self._listeners: set[_Listener] = set()
         self._pump: asyncio.Task[None] | None = None
+        self._digest_at = 0.0
 
     def start(self) -> None:
         """Begin to pass events on."""
+        self._digest_at = monotonic() + DIGEST_S
         self._pump = asyncio.get_running_loop().create_task(self._pass_on(), name="block-feed")
 
     async def stop(self) -> None:
@@ -77,6 +83,10 @@ class BlockFeed:
     def poll(self) -> None:
         """Pass on what has changed since the last call."""
         events = self._blocks.drain_events()
+        if events.added or events.removed:
+            self._pass(events)
+
+    def _pass(self, events: BlockEvents) -> None:
         if not events.added and not events.removed:
             return
         update = BlockUpdate(
@@ -92,6 +102,22 @@ class BlockFeed:
             if not listener.lost:
                 listener.updates.append(update)
             listener.wake.set()
+
+    def tell_digest(self) -> bool:
+        """Tell what is held by its digest, so that a listener that knows otherwise notices; False if it changes now."""
+        next_seq, hashes = self._blocks.snapshot()
+        events = self._blocks.drain_events()
+        if events.added or events.removed or events.first_seq != next_seq:
+            self._pass(events)  # the snapshot may hold some of them already: another time
+            return False
+        digest = set_digest(hashes)
+        for listener in self._listeners:
+            if not listener.lost and len(listener.updates) < self._max_pending:
+                listener.updates.append(
+                    BlockUpdate(self._incarnation, False, next_seq, next_seq, (), (), digest)
+                )
+                listener.wake.set()
+        return True
 
     def _begin(self, listener: "_Listener") -> BlockUpdate:
         """A snapshot; the listener's next delta begins where it ends, as what is pending goes to the others first."""
@@ -113,6 +139,9 @@ class BlockFeed:
         while True:
             await asyncio.sleep(self._interval_s)
             self.poll()
+            now = monotonic()
+            if self._listeners and now >= self._digest_at and self.tell_digest():
+                self._digest_at = now + max(DIGEST_S, (monotonic() - now) / _DIGEST_SHARE)
 
 
 class _Listener:

@@ -43,6 +43,11 @@ class ClusterCollector(Collector):
             "epdserve_router_block_index_snapshots", "Block snapshots loaded", value=index.snapshots
         )
         yield CounterMetricFamily(
+            "epdserve_router_block_index_drifts",
+            "Workers whose blocks were not those known, by their digest",
+            value=self._cluster.drifts,
+        )
+        yield CounterMetricFamily(
             "epdserve_router_decode_reconnects",
             "Broken streams to decode workers",
             value=self._cluster.reconnects(),

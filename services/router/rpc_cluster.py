@@ -43,12 +43,16 @@ _FIRST_SNAPSHOTS_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _ABANDON_S: Final = 2.0
 _CANCEL_TRIES: Final = 20
+_DRIFT_PAUSE_S: Final = 0.5
 
 Life = NewType("Life", tuple[str, str, str])
 
 
 class RpcCluster:
     """Implements ``Cluster``. Owned by one event loop.
+
+    Attributes:
+        drifts: How often what was known of a worker's blocks was not what it holds.
 
     Args:
         view: Started and closed by this object; its registry is the caller's.
@@ -69,6 +73,7 @@ class RpcCluster:
         self._indexed: set[Life] = set()  # whose blocks are known
         self._snapshot_came = asyncio.Event()
         self._past_reconnects = 0
+        self.drifts = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._reconciler: asyncio.Task[None] | None = None
 
@@ -228,8 +233,18 @@ class RpcCluster:
             _log.warning("closing or abandoning failed", exc_info=error)
 
     async def _watch(self, info: WorkerInfo) -> None:
+        while True:
+            await self._watch_until_drift(info)
+            await asyncio.sleep(_DRIFT_PAUSE_S)
+
+    async def _watch_until_drift(self, info: WorkerInfo) -> None:
+        """Follow a worker's blocks until its digest says that what is known of it is wrong: a snapshot heals that."""
         async with aclosing(watch_blocks(info.address, role=info.role, token=self._token)) as updates:
             async for update in updates:
+                if update.digest and update.digest != self._index.digest(info.worker):
+                    self.drifts += 1
+                    _log.warning("block index drifted", extra={"worker": info.worker})
+                    return
                 self._apply(info.worker, update)
                 if update.snapshot and _life(info) in self._watches:
                     self._indexed.add(_life(info))

@@ -138,6 +138,7 @@ def update_to_pb(update: BlockUpdate, *, more: bool = False) -> common_pb2.Block
         added=b"".join(update.added),
         removed=b"".join(update.removed),
         hash_bytes=lengths.pop() if lengths else 0,
+        digest=update.digest,
     )
 
 
@@ -150,6 +151,7 @@ def update_from_pb(pb: common_pb2.BlockUpdate) -> BlockUpdate:
         next_seq=pb.next_seq,
         added=_split(pb.added, pb.hash_bytes),
         removed=_split(pb.removed, pb.hash_bytes),
+        digest=pb.digest,
     )
 
 

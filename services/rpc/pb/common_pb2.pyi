@@ -487,6 +487,7 @@ class BlockUpdate(_message.Message):
     ADDED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     HASH_BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     snapshot: _builtins.bool
     """part of a snapshot; what was known before is void"""
@@ -498,6 +499,8 @@ class BlockUpdate(_message.Message):
     """concatenated hashes"""
     removed: _builtins.bytes
     hash_bytes: _builtins.int
+    digest: _builtins.bytes
+    """of everything held as of next_seq; absent: not told"""
     def __init__(
         self,
         *,
@@ -509,10 +512,11 @@ class BlockUpdate(_message.Message):
         added: _builtins.bytes = ...,
         removed: _builtins.bytes = ...,
         hash_bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "first_seq", b"first_seq", "hash_bytes", b"hash_bytes", "incarnation", b"incarnation", "more", b"more", "next_seq", b"next_seq", "removed", b"removed", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "digest", b"digest", "first_seq", b"first_seq", "hash_bytes", b"hash_bytes", "incarnation", b"incarnation", "more", b"more", "next_seq", b"next_seq", "removed", b"removed", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from epdserve.kvstore.blocks import BlockManager
+from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockHash
 from epdserve.services.engine.block_feed import BlockFeed
 from epdserve.services.types import BlockUpdate
@@ -83,3 +84,31 @@ async def test_changes_are_passed_on_while_it_runs_and_its_end_ends_every_watch(
     await feed.stop()
     async with asyncio.timeout(PATIENCE_S):
         assert [update async for update in watch] == []
+
+
+async def test_digests_are_of_what_is_held_and_wait_while_it_changes() -> None:
+    blocks = BlockManager(8)
+    feed = BlockFeed(blocks, "7")
+    watch = feed.watch()
+    await take(watch)
+    add(blocks, 1)
+    assert not feed.tell_digest()  # what changed goes first
+    assert (await take(watch)).added == (block_hash(1),)
+    assert feed.tell_digest()
+    told = await take(watch)
+    assert (told.added, told.removed, told.first_seq) == ((), (), told.next_seq)
+    assert told.digest == set_digest([block_hash(1)])
+    add(blocks, 2)
+    feed.poll()
+    assert (await take(watch)).first_seq == told.next_seq
+
+
+async def test_a_feed_that_runs_tells_digests_by_itself() -> None:
+    blocks = BlockManager(8)
+    add(blocks, 1)
+    feed = BlockFeed(blocks, "7", interval_s=0.01)
+    feed.start()
+    watch = feed.watch()
+    await take(watch)
+    assert (await take(watch)).digest == set_digest([block_hash(1)])
+    await feed.stop()

@@ -13,11 +13,13 @@ from typing import Any
 import epdserve.services.router
 import pytest
 from epdserve.kvstore.hashing import prefix_hash_chain
+from epdserve.kvstore.set_digest import set_digest
 from epdserve.services.errors import ServiceError, WorkerLost
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
@@ -26,6 +28,7 @@ from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Placer
 from epdserve.services.router.rpc_cluster import RpcCluster
 from epdserve.services.router.sharing import Sharing
+from epdserve.services.router.slo import SloSettings
 from epdserve.services.rpc.server import RpcServer, serve_decode, serve_prefill
 from epdserve.services.types import (
     BlockUpdate,
@@ -193,6 +196,35 @@ async def test_block_events_steer_placement(world: World) -> None:
     await until(lambda: world.cluster.hits(chain) == {})
 
 
+class Drifting(Prefill):
+    """Tells less than it holds, until somebody asks again; a liar does so for ever."""
+
+    def __init__(self, hashes: tuple[bytes, ...], *, lies: bool = False) -> None:
+        super().__init__(hashes)
+        self.snapshots, self.lies = 0, lies
+
+    async def watch_blocks(self) -> AsyncIterator[BlockUpdate]:
+        self.snapshots += 1
+        told = self.hashes if self.snapshots > 1 and not self.lies else self.hashes[:1]
+        yield BlockUpdate("1", True, 0, 1, told, ())
+        while True:
+            yield BlockUpdate("1", False, 1, 1, (), (), set_digest(self.hashes))
+            await asyncio.sleep(0.2)
+
+
+async def test_drift_is_found_by_its_digest_and_healed_within_three_seconds(world: World) -> None:
+    chain = tuple(prefix_hash_chain(PROMPT, block_tokens=128, root=b"root", tenant_key=KEY))
+    honest, liar = Drifting(chain), Drifting(chain, lies=True)
+    await world.add_prefill("p0", honest)
+    await world.add_prefill("p1", liar)
+    async with asyncio.timeout(3.0):
+        await until(lambda: world.cluster.hits(chain).get("p0") == 2)
+    assert world.cluster.drifts >= 1
+    await until(lambda: liar.snapshots > 2)  # asked again and again, and not often
+    assert honest.snapshots == 2
+    assert world.cluster.hits(chain)["p1"] == 1
+
+
 async def test_an_unreachable_prefill_worker_costs_one_retry(world: World) -> None:
     await world.tell(worker_info("p0", role=WorkerRole.PREFILL, address="127.0.0.1:9", incarnation="1"))
     good = Prefill()
@@ -286,7 +318,7 @@ async def test_every_metric_has_a_row_in_the_readme(world: World) -> None:
     words = Sharing(
         Redis(), namespace="t", router_id="r", ledger=InFlightLedger(), lengths=Estimates().lengths
     )
-    PolicyCollector(Estimates(), words, registry)
+    PolicyCollector(Estimates(), Foresight(SloSettings(), Estimates()), words, registry)
     text = generate_latest(registry).decode()
     assert 'epdserve_router_workers{role="prefill",state="ready"} 1.0' in text
     readme = (Path(epdserve.services.router.__path__[0]) / "README.md").read_text()
