@@ -161,8 +161,8 @@ def place(
     costs += prefill_others[few_p][:, None] + decode_cost[few_d][None, :]
 
     pairs = _Pairs(
-        [prefills.names[index] for index in few_p],
-        [decodes.names[index] for index in few_d],
+        [prefills.names[index] for index in few_p.tolist()],
+        [decodes.names[index] for index in few_d.tolist()],
         costs,
         seen_s,
         tpot_s[few_d],
@@ -180,19 +180,14 @@ def _prefill_times(
     hits = np.minimum(pool.hit_tokens, prompt - 1)
     compute = np.where(hits > request.rerun_tokens, prompt + request.rerun_tokens - hits, prompt)
     seconds = compute / pool.tokens_per_s
-    fetch_s = np.zeros(len(pool.names))
-    for tier in range(1, len(hits)):
-        fetch_s += (hits[tier] - hits[tier - 1]) * (request.bytes_per_token / pool.fetch_bytes_per_s[tier])
-        seconds[tier] += fetch_s
     if not settings.tier_weights:
         return compute[0], seconds[0], hits[0]
-    soonest, computed, hit = seconds[0], compute[0], hits[0]
-    for tier in range(1, len(hits)):
-        sooner = seconds[tier] < soonest
-        soonest = np.where(sooner, seconds[tier], soonest)
-        computed = np.where(sooner, compute[tier], computed)
-        hit = np.where(sooner, hits[tier], hit)
-    return computed, soonest, hit
+    fetched = hits[1:] - hits[:-1]
+    fetched *= (request.bytes_per_token / pool.fetch_bytes_per_s[1:])[:, None]
+    seconds[1:] += np.add.accumulate(fetched)
+    best = seconds.argmin(axis=0)  # the nearer tier on a tie
+    at = np.arange(len(pool.names))
+    return compute[best, at], seconds[best, at], hits[best, at]
 
 
 def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSettings) -> tuple[Floats, Floats]:
@@ -226,8 +221,9 @@ def _best(costs: Floats, count: int) -> Indices:
     if len(costs) > 4 * count:
         # All that tie with the last one must be sorted too, or names would not decide
         limit = np.partition(costs, count - 1)[count - 1]
-        few = np.flatnonzero(costs <= limit)
-        return few[np.argsort(costs[few], kind="stable")[:count]]
+        few = (costs <= limit).nonzero()[0]
+        order: Indices = few[costs[few].argsort(kind="stable")[:count]]
+        return order
     return np.argsort(costs, kind="stable")[:count]
 
 
@@ -240,8 +236,8 @@ def _shortlist_decodes(
     chosen = _best(costs, settings.shortlist)
     wanted = np.zeros(int(max(machines.max(), pool.machines.max())) + 1, dtype=np.bool_)
     wanted[machines] = True
-    near = np.flatnonzero(wanted[pool.machines])
-    near = near[np.argsort(costs[near], kind="stable")]
+    near = wanted[pool.machines].nonzero()[0]
+    near = near[costs[near].argsort(kind="stable")]
     first: dict[int, int] = {}
     for machine, worker in zip(pool.machines[near].tolist(), near.tolist(), strict=True):
         first.setdefault(machine, worker)
@@ -275,6 +271,8 @@ def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple
 
     own = request.request_id.encode()
     prefix = request.affinity or own
-    row = min(np.flatnonzero(near.any(axis=1)).tolist(), key=lambda at: rank(pairs.rows[at], prefix))
-    column = min(np.flatnonzero(near[row]).tolist(), key=lambda at: rank(pairs.columns[at], own))
+    rows = near.any(axis=1).nonzero()[0].tolist()
+    row = rows[0] if len(rows) == 1 else min(rows, key=lambda at: rank(pairs.rows[at], prefix))
+    columns = near[row].nonzero()[0].tolist()
+    column = columns[0] if len(columns) == 1 else min(columns, key=lambda at: rank(pairs.columns[at], own))
     return int(row), int(column)
