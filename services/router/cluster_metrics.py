@@ -48,6 +48,14 @@ class ClusterCollector(Collector):
             value=self._cluster.drifts,
         )
         yield CounterMetricFamily(
+            "epdserve_router_index_lookups", "Prompts looked up", value=self._cluster.lookups
+        )
+        yield CounterMetricFamily(
+            "epdserve_router_blind_lookups",
+            "Of these, while some worker's blocks were not known yet",
+            value=self._cluster.blind_lookups,
+        )
+        yield CounterMetricFamily(
             "epdserve_router_decode_reconnects",
             "Broken streams to decode workers",
             value=self._cluster.reconnects(),

@@ -53,6 +53,7 @@ class RpcCluster:
 
     Attributes:
         drifts: How often what was known of a worker's blocks was not what it holds.
+        lookups: Of prompts in the index; ``blind_lookups`` while some worker's blocks were not known yet.
 
     Args:
         view: Started and closed by this object; its registry is the caller's.
@@ -73,7 +74,7 @@ class RpcCluster:
         self._indexed: set[Life] = set()  # whose blocks are known
         self._snapshot_came = asyncio.Event()
         self._past_reconnects = 0
-        self.drifts = 0
+        self.drifts = self.lookups = self.blind_lookups = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._reconciler: asyncio.Task[None] | None = None
 
@@ -108,6 +109,8 @@ class RpcCluster:
 
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         """As the events of prefill workers and stores tell."""
+        self.lookups += 1
+        self.blind_lookups += len(self._indexed) < len(self._watches)
         return self._index.longest_prefix(cast("Sequence[BlockHash]", hashes))
 
     async def prefill(self, worker: str, job: PrefillJob, *, timeout_s: float) -> PrefillResult:

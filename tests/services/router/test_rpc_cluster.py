@@ -191,6 +191,10 @@ async def test_block_events_steer_placement(world: World) -> None:
         async with restarted(world) as newcomer:
             # No event has to come first: what it knows is there when it has started
             assert newcomer.hits(chain)["p1"] >= 1
+            for _ in range(100):
+                newcomer.hits(chain)
+            assert newcomer.lookups > 100
+            assert newcomer.blind_lookups == 0
     assert len(holder.jobs) == 1
     await world.registry.withdraw("p1", "1")
     await until(lambda: world.cluster.hits(chain) == {})
