@@ -71,14 +71,14 @@ class BlockHeader:
         if len(data) != HEADER_BYTES:
             raise ValueError(f"a block header has {HEADER_BYTES} bytes, got {len(data)}")
         magic, version, flags, block_hash, checksum, crc32c, payload_bytes, reserved = HEADER.unpack(data)
-        for field, found, wanted in (
-            ("magic", magic, MAGIC),
-            ("version", version, VERSION),
-            ("flags", flags & ~_EXACT, 0),
-            ("reserved", reserved, _RESERVED),
-        ):
-            if found != wanted:
-                raise CorruptBlock(block_hash, field=field, found=found, wanted=wanted)
+        if magic != MAGIC:
+            raise CorruptBlock(block_hash, field="magic", found=magic, wanted=MAGIC)
+        if version != VERSION:
+            raise CorruptBlock(block_hash, field="version", found=version, wanted=VERSION)
+        if flags & ~_EXACT:
+            raise CorruptBlock(block_hash, field="flags", found=flags & ~_EXACT, wanted=0)
+        if reserved != _RESERVED:
+            raise CorruptBlock(block_hash, field="reserved", found=reserved, wanted=_RESERVED)
         if payload_bytes == 0:
             raise CorruptBlock(block_hash, field="payload_bytes", found=0, wanted="a positive number")
         return cls(BlockHash(block_hash), checksum, payload_bytes, bool(flags & _EXACT), crc32c)

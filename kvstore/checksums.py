@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum
 from epdserve.kvstore.errors import CorruptBlock
+from epdserve.kvstore.native import copy_pages
 from epdserve.kvstore.staging import Bytes
 
 
@@ -52,8 +52,7 @@ def copy_blocks(
     if isinstance(checksum, BatchChecksum) and _alike(headers):
         hashes = [header.block_hash for header in headers]
         return checksum.copy(targets, sources, headers[0].payload_bytes, hashes)
-    for target, source in zip(targets, sources, strict=True):
-        np.copyto(target, source)
+    copy_pages(targets, sources)
     return None if checksum is None else sum_blocks(checksum, targets, headers)
 
 

@@ -98,13 +98,14 @@ class NameTable:
 
     def name(self, slot: int) -> Name | None:
         """The slot's name, or None: free, or not to be trusted."""
-        return Name.decode(self._bytes[slot].tobytes())
+        at = slot * NAME_BYTES
+        return Name.of_row(bytes(self._flat[at : at + NAME_BYTES]))  # proven when loaded
 
     def set(self, slot: int, name: Name) -> None:
         """Name a slot, in memory."""
         self.set_encoded(slot, name.encode())
 
-    def set_encoded(self, slot: int, name: bytes) -> None:
+    def set_encoded(self, slot: int, name: bytes | memoryview) -> None:
         """``set`` of a name's 128 bytes."""
         self._flat[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
 

@@ -15,7 +15,6 @@ import os
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -262,7 +261,7 @@ class Directory:
     def _scan(self, slots: Iterable[int]) -> None:
         for slot, name in self.slots.names(list(slots)).items():
             if name is not None:
-                self.table.set(slot, replace(name, last_use=UNKNOWN_USE))
+                self.table.set(slot, name._replace(last_use=UNKNOWN_USE))
 
     def _settle(self) -> None:
         """Finish deletions, keep one name of each block, sort slots into live and free."""

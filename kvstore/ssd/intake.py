@@ -59,29 +59,31 @@ class Intake:
 
     def _header(self, put: BlockPut) -> BlockHeader:
         layout = self._core.layout
-        header = BlockHeader.decode(put.page[layout.payload_bytes : layout.page_bytes].tobytes())
+        header = BlockHeader.decode(put.page.data[layout.payload_bytes : layout.page_bytes])
         if header.payload_bytes != layout.payload_bytes:
             raise ValueError(f"blocks here have {layout.payload_bytes} bytes, got {header.payload_bytes}")
         return header
 
     def _bring(self, pending: Pending, put: BlockPut, *, copy: bool) -> None:
-        core, layout = self._core, self._core.layout
-        if not copy and layout.end_offset and is_aligned(put.page):
-            pending.page = put.page
-        start = layout.end_offset if pending.page is not None else 0
-        core.queue.buffers[pending.buffer][start : layout.page_bytes] = put.page[start : layout.page_bytes]
+        queue, layout = self._core.queue, self._core.layout
+        if copy or not layout.end_offset or not is_aligned(put.page):
+            queue.buffers[pending.buffer][: layout.page_bytes] = put.page[: layout.page_bytes]
+            return
+        pending.page = put.page
+        end = put.page.data[layout.end_offset : layout.page_bytes]
+        queue.ends[pending.buffer].data[: len(end)] = end
 
     def _decide(self, put: BlockPut, header: BlockHeader, space: Space) -> tuple[Admission, bool]:
         core, inventory = self._core, self._core.inventory
         slot_bytes = core.layout.slot_bytes
         if not space.total:
             return Admission.NO_DIRECTORY, False
-        place = inventory.find(header.block_hash)
-        better = place is None or (header.exact and not place.name.exact)
-        if header.block_hash in core.queue.by_hash or not better:
-            inventory.touch([header.block_hash], core.time.now())
+        block_hash = header.block_hash
+        held = inventory.holds(block_hash) and (not header.exact or inventory.holds(block_hash, exact=True))
+        if held or block_hash in core.queue.by_hash:
+            inventory.touch([block_hash], core.time.now())
             return Admission.HELD, False
-        if not put.running and not self._second_hit.admits(header.block_hash):
+        if not put.running and not self._second_hit.admits(block_hash):
             return Admission.FIRST_SEEN, False
         if core.queue.full:
             return Admission.QUEUE_FULL, False

@@ -95,6 +95,11 @@ class Inventory:
         assert name is not None, f"slot {slot} of {directory.folder} lost its name"
         return Place(directory, slot, name)
 
+    def in_disk_order(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Numbers of the blocks that are stored, neighbours on disk side by side."""
+        found = [(code, at) for at, name in enumerate(hashes) if (code := self._where.get(name)) is not None]
+        return [at for _, at in sorted(found)]
+
     def holds(self, block_hash: BlockHash, *, exact: bool = False) -> bool:
         """Whether a block is stored, as an exact one if asked so. Takes no name apart: chains are long."""
         code = self._where.get(block_hash)
@@ -115,7 +120,8 @@ class Inventory:
 
     def allocate(self) -> tuple[Directory, int] | None:
         """A slot to write, in the directory with most room."""
-        directory = max(self.serving(), key=lambda one: one.free, default=None)
+        serving = self.serving()
+        directory = serving[0] if len(serving) == 1 else max(serving, key=lambda one: one.free, default=None)
         slot = directory.take() if directory is not None else None
         return None if directory is None or slot is None else (directory, slot)
 

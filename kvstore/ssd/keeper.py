@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -83,7 +82,7 @@ class Keeper:
                         name = directory.table.name(slot)
                         assert name is not None, f"live slot {slot} without a name"
                         use = int(directory.last_use[slot])
-                        directory.table.set(slot, replace(name, last_use=use))
+                        directory.table.set(slot, name._replace(last_use=use))
                 if core.write_names(directory, due, sync=False):
                     saved += len(due)
                 self.save_time(directory)
@@ -145,11 +144,11 @@ class Keeper:
                 name = directory.table.name(slot)
                 assert name is not None, f"live slot {slot} without a name"
                 core.inventory.remove(Place(directory, slot, name), SlotState.LEAVING)
-                directory.table.set(slot, replace(name, deleted=True))
+                directory.table.set(slot, name._replace(deleted=True))
                 marked.append(slot)
             for slot, trace in traces.items():
                 if trace is not None and getattr(trace, field) == value:
-                    directory.table.set(slot, replace(trace, deleted=True))
+                    directory.table.set(slot, trace._replace(deleted=True))
                     marked.append(slot)
         if (marked or unreadable) and core.write_names(directory, marked, sync=True):
             self._scrub(directory, [*marked, *unreadable])

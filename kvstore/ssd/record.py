@@ -29,13 +29,15 @@ offset  size  field          why
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import google_crc32c
 import numpy as np
-from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum, encode_header
+from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, encode_header
 from epdserve.kvstore.errors import CorruptBlock
+from epdserve.kvstore.native import seal_records
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
@@ -46,11 +48,13 @@ ALIGNMENT: Final = 4096  # what direct I/O wants of offsets, lengths and address
 EXACT, HAS_PARENT, RESERVE, DELETED = 1, 2, 4, 8
 _NAME_START: Final = NAME_MAGIC + NAME_VERSION.to_bytes(2, "little")
 _FLAGS: Final = EXACT | HAS_PARENT | RESERVE | DELETED
-_NAME: Final = struct.Struct("<4sHH16s16s16s16sQQQQII12s")
+_NAME: Final = struct.Struct("<4sHH16s16s16s16sQQQQII12s4x")
 _NO_HASH: Final = bytes(BLOCK_HASH_BYTES)
 _CRC_COVERS: Final = 32  # bytes of the header that its crc32c covers, after the payload
 _CRC_AT: Final = 32
 _RESERVED: Final = bytes(12)
+
+Chunks = tuple[Bytes, ...]  # a slot's bytes, in one piece or several, each a multiple of 4096 long
 
 NAME_DTYPE: Final = np.dtype(
     [
@@ -78,34 +82,37 @@ class RecordLayout:
     """Where things stand in a slot."""
 
     payload_bytes: int
+    page_bytes: int = field(init=False)  # what of a slot is of use to a reader: payload and header
+    slot_bytes: int = field(
+        init=False
+    )  # a record with its padding; for the real model as long as the block's page
+    end_offset: int = field(init=False)  # where a scan begins to read a slot
+    end_bytes: int = field(init=False)  # what a scan reads of a slot: header and name, whole sectors
+    covered_bytes: int = field(
+        init=False
+    )  # what the header's crc32c covers: payload and the header's first half
+    covers_of_end: int = field(init=False)  # of them, so many in the record's end
+    behind_name: bytes = field(init=False, repr=False)  # zeros
 
     def __post_init__(self) -> None:
         if not 0 < self.payload_bytes < 2**32:
             raise ValueError(f"payload_bytes {self.payload_bytes} is out of range")
-
-    @property
-    def page_bytes(self) -> int:
-        """What of a slot is of use to a reader: payload and header."""
-        return self.payload_bytes + HEADER_BYTES
-
-    @property
-    def slot_bytes(self) -> int:
-        """A record with its padding. 114,688 for the real model, as much as the block's page."""
-        return -(-(self.page_bytes + NAME_BYTES) // ALIGNMENT) * ALIGNMENT
-
-    @property
-    def end_offset(self) -> int:
-        """Where a scan begins to read a slot."""
-        return self.payload_bytes // ALIGNMENT * ALIGNMENT
-
-    @property
-    def end_bytes(self) -> int:
-        """What a scan reads of a slot: header and name, whole sectors."""
-        return self.slot_bytes - self.end_offset
+        page_bytes = self.payload_bytes + HEADER_BYTES
+        slot_bytes = -(-(page_bytes + NAME_BYTES) // ALIGNMENT) * ALIGNMENT
+        end_offset = self.payload_bytes // ALIGNMENT * ALIGNMENT
+        for name, value in (
+            ("page_bytes", page_bytes),
+            ("slot_bytes", slot_bytes),
+            ("end_offset", end_offset),
+            ("end_bytes", slot_bytes - end_offset),
+            ("covered_bytes", self.payload_bytes + _CRC_COVERS),
+            ("covers_of_end", self.payload_bytes + _CRC_COVERS - end_offset),
+            ("behind_name", bytes(slot_bytes - page_bytes - NAME_BYTES)),
+        ):
+            object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(NamedTuple):
     """What the tier knows of a record without reading it."""
 
     block_hash: BlockHash
@@ -122,11 +129,16 @@ class Name:
     reserve: bool = False
     deleted: bool = False
 
-    def encode(self, *, payload_crc32c: int | None = None) -> bytes:
-        """The 128 bytes, with another ``payload_crc32c`` if one is given."""
+    def encode(self) -> bytes:
+        """The 128 bytes."""
+        fields = self.fields()[:-4]
+        return fields + int(google_crc32c.value(fields)).to_bytes(4, "little")
+
+    def fields(self) -> bytes:
+        """The 128 bytes, but that the name's own crc32c is zero."""
         flags = EXACT * self.exact | RESERVE * self.reserve | DELETED * self.deleted
         flags |= HAS_PARENT * (self.parent is not None)
-        fields = _NAME.pack(
+        return _NAME.pack(
             NAME_MAGIC,
             NAME_VERSION,
             flags,
@@ -138,11 +150,10 @@ class Name:
             self.stored_at,
             self.last_use,
             self.checksum,
-            self.payload_crc32c if payload_crc32c is None else payload_crc32c,
+            self.payload_crc32c,
             self.payload_bytes,
             _RESERVED,
         )
-        return fields + int(google_crc32c.value(fields)).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, data: bytes) -> Name | None:
@@ -152,6 +163,11 @@ class Name:
         fields = data[:-4]
         if google_crc32c.value(fields) != int.from_bytes(data[-4:], "little"):
             return None
+        return cls.of_row(data)
+
+    @classmethod
+    def of_row(cls, data: bytes) -> Name | None:
+        """``decode`` without the crc32c: for bytes that were proven before, or were made here."""
         (
             magic,
             version,
@@ -166,7 +182,7 @@ class Name:
             crc,
             size,
             reserved,
-        ) = _NAME.unpack(fields)
+        ) = _NAME.unpack_from(data)
         if magic != NAME_MAGIC or version != NAME_VERSION or flags & ~_FLAGS or any(reserved):
             return None
         return cls(
@@ -201,55 +217,42 @@ def is_name(data: Bytes) -> bool:
     return known and fields[112:] == bytes(12)
 
 
-def payload_crc32c(record: Bytes, layout: RecordLayout, page: Bytes | None = None) -> int:
-    """What the header's crc32c must be. Without a copy; all but the record's end may be in ``page`` instead."""
-    split = layout.end_offset
-    crc = google_crc32c.value((record if page is None else page)[:split])
-    return int(google_crc32c.extend(crc, record[split : layout.payload_bytes + _CRC_COVERS].tobytes()))
+def lay_out_end(end: memoryview, layout: RecordLayout, name: Name) -> None:
+    """Write header, name and zeros behind the payload into a record's last ``end_bytes``.
+
+    The three crc32c are zero until ``seal_records``; ``name`` is all of it but ``payload_crc32c``.
+    """
+    at = layout.payload_bytes - layout.end_offset
+    header = encode_header(name.block_hash, name.checksum, name.payload_bytes, exact=name.exact)
+    end[at:] = header + name.fields() + layout.behind_name
 
 
-def finish_record(record: Bytes, layout: RecordLayout, name: Name, page: Bytes | None = None) -> bytes:
-    """Turn a page that was copied into a slot's buffer into a record: header, name, zeros behind.
+def seal(records: Sequence[Chunks], layout: RecordLayout) -> None:
+    """Compute the crc32c of records whose ends are laid out. Python's lock is free meanwhile."""
+    ends = [record[-1] for record in records]
+    seal_records([record[0] for record in records], layout.end_offset, ends, layout.covers_of_end)
+
+
+def verify_record(record: Bytes, layout: RecordLayout, name: Name, total: int, crc: int) -> None:
+    """Prove that a record is the one its name promises: all of the header, checksum, crc32c.
 
     Args:
-        record: (slot_bytes,) uint8; what stands behind the payload is overwritten.
-        layout: Sizes.
-        name: All of it but ``payload_crc32c``, which is computed here.
-        page: Where all but the record's end is, if it was not copied.
-
-    Returns:
-        The name's 128 bytes as they stand in the record.
-    """
-    end, after = layout.payload_bytes, layout.page_bytes
-    view = record.data
-    header = encode_header(name.block_hash, name.checksum, end, exact=name.exact)
-    view[end : end + _CRC_COVERS] = header[:_CRC_COVERS]
-    crc = payload_crc32c(record, layout, page)
-    view[end + _CRC_COVERS : after] = crc.to_bytes(4, "little") + header[_CRC_COVERS + 4 :]
-    encoded = name.encode(payload_crc32c=crc)
-    view[after : after + NAME_BYTES] = encoded
-    record[after + NAME_BYTES :] = 0
-    return encoded
-
-
-def verify_record(record: Bytes, layout: RecordLayout, name: Name, checksum: Checksum) -> None:
-    """Prove that a record is the one its name promises: all of the header, crc32c, checksum.
+        record: (slot_bytes,) uint8. layout: Sizes. name: What was promised.
+        total: Checksum found over the payload under the name's hash.
+        crc: crc32c found over the first ``layout.covered_bytes``.
 
     Raises:
         CorruptBlock: It is not.
     """
     end, after = layout.payload_bytes, layout.page_bytes
-    crc = name.payload_crc32c
-    wanted = encode_header(name.block_hash, name.checksum, end, exact=name.exact, crc32c=crc)
-    view = record.data
-    if view[end:after] != wanted:
-        name.header().verify(view[end:after])  # says which field differs
-    total = checksum(view[:end], name.block_hash)
+    wanted = encode_header(name.block_hash, name.checksum, end, exact=name.exact, crc32c=name.payload_crc32c)
+    view = record.data[end:after]
+    if view != wanted:
+        name.header().verify(view)  # says which field differs
     if total != name.checksum:
         raise CorruptBlock(name.block_hash, field="payload", found=total, wanted=name.checksum)
-    found = payload_crc32c(record, layout)
-    if found != crc:
-        raise CorruptBlock(name.block_hash, field="crc32c", found=found, wanted=crc)
+    if crc != name.payload_crc32c:
+        raise CorruptBlock(name.block_hash, field="crc32c", found=crc, wanted=name.payload_crc32c)
 
 
 def restore_page(record: Bytes, layout: RecordLayout) -> None:

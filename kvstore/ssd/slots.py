@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Final
 
 import numpy as np
 from epdserve.kvstore.ssd.disk import DIRECT, Bytes, Disk, read_fully, write_fully
-from epdserve.kvstore.ssd.record import ALIGNMENT, Name, RecordLayout, name_in_record
+from epdserve.kvstore.ssd.record import ALIGNMENT, Chunks, Name, RecordLayout, name_in_record
 
 RUN_BYTES: Final = (
     2 << 20
 )  # longest joined transfer: long enough for the disk, short enough for several threads
+
+_HANDFUL_SLOTS: Final = 4
 
 
 def aligned(count: int, nbytes: int) -> Bytes:
@@ -32,10 +35,12 @@ def aligned(count: int, nbytes: int) -> Bytes:
 
 def is_aligned(buffer: Bytes) -> bool:
     """Whether direct I/O may use the buffer."""
-    return bool(buffer.flags.c_contiguous) and buffer.ctypes.data % ALIGNMENT == 0
+    about = (
+        buffer.__array_interface__
+    )  # some microseconds faster than ``ctypes``; None: no strides, contiguous
+    return about["strides"] is None and about["data"][0] % ALIGNMENT == 0
 
 
-Chunks = tuple[Bytes, ...]  # a slot's bytes, in one piece or several, each a multiple of 4096 long
 _Call = Callable[[Disk, int, Sequence[Bytes], int], None]
 
 
@@ -47,6 +52,19 @@ class Run:
     first: int  # within the file
     slots: tuple[int, ...]
     chunks: tuple[Chunks, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """Runs on their way to disk or from it, one after the other. ``failed()`` waits, and says what failed, by slot."""
+
+    runs: tuple[Run, ...]
+    failed: Callable[[], dict[int, OSError]]
+
+    def items(self) -> Iterator[tuple[int, Chunks]]:
+        """Each slot with its bytes."""
+        for run in self.runs:
+            yield from zip(run.slots, run.chunks, strict=True)
 
 
 def join(items: Iterable[tuple[int, Chunks]], *, slots_per_file: int, max_slots: int) -> list[Run]:
@@ -126,27 +144,22 @@ class SlotFiles:
         """What the tier believes it has."""
         return self.count * self.layout.slot_bytes
 
-    def read(
-        self, items: Sequence[tuple[int, Bytes]], then: Callable[[int, Bytes], None] | None = None
-    ) -> dict[int, OSError]:
-        """Fill each slot's buffer (aligned, ``slot_bytes`` long); returns what failed, by slot.
+    @property
+    def run_slots(self) -> int:
+        """Slots that go in one transfer if they lie side by side."""
+        return self._max_slots
 
-        ``then(slot, buffer)`` runs for each slot that was read, while other runs are still on their way.
-        """
-        return self._transfer(read_fully, _single(items), 0, after=then)
+    def begin_read(self, items: Sequence[tuple[int, Bytes]]) -> list[Flight]:
+        """Start to fill each slot's buffer (aligned, ``slot_bytes`` long). Without threads: filled when it returns."""
+        return self._begin(read_fully, _single(items), 0)
 
     def write(self, items: Sequence[tuple[int, Chunks]]) -> dict[int, OSError]:
         """Write each slot from its chunks; returns what failed, by slot. Not durable before ``sync``."""
-        return self.begin_write(items)()
+        return landed(self.begin_write(items))
 
-    def begin_write(
-        self, items: Sequence[tuple[int, Chunks]], first: Callable[[int], None] | None = None
-    ) -> Callable[[], dict[int, OSError]]:
-        """``write``, but returns once it is under way (without threads: done); call the result for what failed.
-
-        ``first(slot)`` runs before each slot is written, while other runs are on their way.
-        """
-        return self._begin(write_fully, items, 0, before=first)
+    def begin_write(self, items: Sequence[tuple[int, Chunks]]) -> list[Flight]:
+        """``write``, but returns once it is under way (without threads: done)."""
+        return self._begin(write_fully, items, 0)
 
     def sync(self, slots: Iterable[int]) -> None:
         """Make these slots survive a power cut.
@@ -165,7 +178,7 @@ class SlotFiles:
         for start in range(0, len(slots), batch):
             part = slots[start : start + batch]
             items = list(zip(part, ends, strict=False))
-            failed = self._transfer(read_fully, _single(items), self.layout.end_offset, joined=False)
+            failed = landed(self._begin(read_fully, _single(items), self.layout.end_offset, joined=False))
             for slot, end in items:
                 if slot not in failed:
                     found[slot] = name_in_record(end, self.layout)
@@ -175,44 +188,23 @@ class SlotFiles:
         first = number * self._per_file
         return min(self._per_file, self.count - first) * self.layout.slot_bytes
 
-    def _transfer(
-        self,
-        call: _Call,
-        items: Sequence[tuple[int, Chunks]],
-        offset: int,
-        *,
-        joined: bool = True,
-        after: Callable[[int, Bytes], None] | None = None,
-    ) -> dict[int, OSError]:
-        return self._begin(call, items, offset, joined=joined, after=after)()
-
     def _begin(
-        self,
-        call: _Call,
-        items: Sequence[tuple[int, Chunks]],
-        offset: int,
-        *,
-        joined: bool = True,
-        before: Callable[[int], None] | None = None,
-        after: Callable[[int, Bytes], None] | None = None,
-    ) -> Callable[[], dict[int, OSError]]:
-        def do(run: Run) -> dict[int, OSError]:
-            if before is not None:
-                for slot in run.slots:
-                    before(slot)
-            failed = self._run(call, run, offset)
-            if after is not None:
-                for slot, chunks in zip(run.slots, run.chunks, strict=True):
-                    if slot not in failed:
-                        after(slot, chunks[0])
-            return failed
-
+        self, call: _Call, items: Iterable[tuple[int, Chunks]], offset: int, *, joined: bool = True
+    ) -> list[Flight]:
         runs = join(items, slots_per_file=self._per_file, max_slots=self._max_slots if joined else 1)
-        if self._pool is None:
-            done = [do(run) for run in runs]
-            return lambda: _merged(done)
-        futures = [self._pool.submit(do, run) for run in runs]
-        return lambda: _merged(future.result() for future in futures)
+        flights = []
+        for some in _handfuls(runs):
+            if self._pool is None:
+                flights.append(Flight(some, partial(dict, self._runs(call, some, offset))))
+            else:
+                flights.append(Flight(some, self._pool.submit(self._runs, call, some, offset).result))
+        return flights
+
+    def _runs(self, call: _Call, runs: Iterable[Run], offset: int) -> dict[int, OSError]:
+        failed: dict[int, OSError] = {}
+        for run in runs:
+            failed.update(self._run(call, run, offset))
+        return failed
 
     def _run(self, call: _Call, run: Run, offset: int) -> dict[int, OSError]:
         fd, stride = self._fds[run.file], self.layout.slot_bytes
@@ -236,8 +228,21 @@ def _single(items: Iterable[tuple[int, Bytes]]) -> list[tuple[int, Chunks]]:
     return [(slot, (buffer,)) for slot, buffer in items]
 
 
-def _merged(results: Iterable[dict[int, OSError]]) -> dict[int, OSError]:
+def _handfuls(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
+    """Short runs together: to hand one to a thread costs as much as to read a block."""
+    some: list[Run] = []
+    for run in runs:
+        if some and sum(len(one.slots) for one in some) + len(run.slots) > _HANDFUL_SLOTS:
+            yield tuple(some)
+            some = []
+        some.append(run)
+    if some:
+        yield tuple(some)
+
+
+def landed(flights: Iterable[Flight]) -> dict[int, OSError]:
+    """Wait for all of them; what failed, by slot."""
     failed: dict[int, OSError] = {}
-    for result in results:
-        failed.update(result)
+    for flight in flights:
+        failed.update(flight.failed())
     return failed

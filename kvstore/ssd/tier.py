@@ -34,7 +34,9 @@ from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
 from epdserve.kvstore.ssd.writer import Portion, Writer
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
-_OFFER_BLOCKS: Final = 32  # let in before they are on their way to disk, while the next ones come
+_UNDER_WAY_BLOCKS: Final = (
+    128  # beyond so many, older ones are made durable and named while newer ones are written
+)
 _IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
 _SAVE_USE_S: Final = 60.0
 
@@ -107,7 +109,7 @@ class SsdTier:
             inventory=Inventory(
                 [self._directory(*pair, layout) for pair in zip(directories, self._pools, strict=True)]
             ),
-            queue=WriteBehind(self._settings.write_behind_blocks, layout.slot_bytes),
+            queue=WriteBehind(self._settings.write_behind_blocks, layout),
             metrics=metrics or SsdMetrics.unregistered(),
         )
         self._intake = Intake(
@@ -198,13 +200,17 @@ class SsdTier:
         """
         answers: list[Admission] = []
         under_way: list[Portion] = []  # written while the next blocks are let in
-        retried = -1
+        retried, step = -1, max(one.slots.run_slots for one in self._core.inventory.directories)
         with self._core.io_lock:
             try:
                 while len(answers) < len(puts):
                     start = len(answers)
-                    answers += self._intake.offer_all(puts[start : start + _OFFER_BLOCKS], copy=False)
-                    under_way += self._writer.begin(_OFFER_BLOCKS)
+                    answers += self._intake.offer_all(puts[start : start + step], copy=False)
+                    under_way += self._writer.begin(step)
+                    if sum(len(portion.by_slot) for portion in under_way) > _UNDER_WAY_BLOCKS:
+                        older = under_way[: len(under_way) // 2]
+                        del under_way[: len(older)]
+                        self._writer.finish(older)
                     if answers[-1] in MAY_PASS:
                         if len(answers) > retried and self._make_room(answers[-1], under_way):
                             retried = len(answers)

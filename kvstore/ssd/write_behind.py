@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.ssd.directory import Directory
 from epdserve.kvstore.ssd.disk import Bytes
-from epdserve.kvstore.ssd.record import Name
+from epdserve.kvstore.ssd.record import Name, RecordLayout
 from epdserve.kvstore.ssd.slots import aligned
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
@@ -77,10 +77,11 @@ class Pending:
 class WriteBehind:
     """A bounded queue. Memory is ``blocks`` buffers and nothing else, mapped once."""
 
-    def __init__(self, blocks: int, slot_bytes: int) -> None:
+    def __init__(self, blocks: int, layout: RecordLayout) -> None:
         if blocks <= 0:
             raise ValueError(f"write-behind needs room for a block, got {blocks}")
-        self.buffers = aligned(blocks, slot_bytes)
+        self.buffers = list(aligned(blocks, layout.slot_bytes))
+        self.ends = [buffer[layout.end_offset :] for buffer in self.buffers]
         self.by_hash: dict[BlockHash, Pending] = {}
         self._free = deque(range(blocks))
         self._queue: deque[Pending] = deque()

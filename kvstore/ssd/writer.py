@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
-from epdserve.kvstore.ssd.disk import Bytes
-from epdserve.kvstore.ssd.record import Name, finish_record
+from epdserve.kvstore.ssd.record import NAME_BYTES, Chunks, Name, lay_out_end, seal
+from epdserve.kvstore.ssd.slots import Flight, landed
 from epdserve.kvstore.ssd.write_behind import Pending
 
 
@@ -22,8 +22,7 @@ class Portion:
     by_slot: dict[int, Pending]
     names: dict[int, Name]
     started_at: float
-    collect: Callable[[], dict[int, OSError]] = dict  # waits, and says what failed
-    encoded: dict[int, bytes] = field(default_factory=dict)  # names as they stand in the records
+    flights: list[Flight] = field(default_factory=list)
 
 
 class Writer:
@@ -42,7 +41,7 @@ class Writer:
     def begin(self, limit: int) -> list[Portion]:
         """Start to write up to ``limit`` of the blocks that wait."""
         core = self._core
-        by_directory: dict[int, list[tuple[Pending, Name]]] = defaultdict(list)
+        by_directory: dict[Directory, list[tuple[Pending, Name]]] = defaultdict(list)
         with core.lock:
             batch = core.queue.batch(limit)
             now = core.time.now()
@@ -51,15 +50,14 @@ class Writer:
                     self._give_up(pending, SlotState.FREE, "dropped")
                     continue
                 name = pending.name(sequence=core.inventory.next_sequence(), now_s=now)
-                by_directory[core.inventory.directories.index(pending.directory)].append((pending, name))
-        directories = core.inventory.directories
-        return [self._begin(directories[index], members) for index, members in by_directory.items()]
+                by_directory[pending.directory].append((pending, name))
+        return [self._begin(directory, members) for directory, members in by_directory.items()]
 
     def finish(self, portions: Sequence[Portion]) -> None:
         """Wait for what was begun, make it durable, name it, let it be found."""
         core = self._core
         for portion in portions:
-            for slot, error in portion.collect().items():
+            for slot, error in landed(portion.flights).items():
                 core.note_error(portion.directory, "write", error)
                 state = SlotState.FREE if error.errno == errno.ENOSPC else SlotState.QUARANTINED
                 with core.lock:
@@ -77,17 +75,19 @@ class Writer:
         names = {pending.slot: name for pending, name in members}
         portion = Portion(directory, by_slot, names, self._core.clock.monotonic())
         if directory.failed is None:
-            items = [(slot, self._chunks(pending)) for slot, pending in by_slot.items()]
-            portion.collect = directory.slots.begin_write(items, first=self._finisher(portion))
+            step = directory.slots.run_slots  # one run is on its way while the next is laid out
+            for start in range(0, len(members), step):
+                items = [(one.slot, self._lay_out(one, name)) for one, name in members[start : start + step]]
+                seal([chunks for _, chunks in items], self._core.layout)
+                portion.flights += directory.slots.begin_write(items)
         return portion
 
     def _sync(self, portions: Sequence[Portion]) -> None:
         core = self._core
-        slots: dict[int, list[int]] = defaultdict(list)
+        slots: dict[Directory, list[int]] = defaultdict(list)
         for portion in portions:
-            slots[core.inventory.directories.index(portion.directory)] += portion.by_slot
-        for index, written in slots.items():
-            directory = core.inventory.directories[index]
+            slots[portion.directory] += portion.by_slot
+        for directory, written in slots.items():
             if directory.failed is not None:
                 continue
             try:
@@ -101,11 +101,13 @@ class Writer:
     def _take_up(self, portion: Portion) -> list[Directory]:
         """Name what was written and let it be found; returns where tainted blocks were replaced, by block."""
         core, directory, by_slot = self._core, portion.directory, portion.by_slot
+        name_at = core.layout.page_bytes - core.layout.end_offset
         written = list(by_slot) if directory.failed is None else []
         if written:
             with core.lock:
                 for slot in written:
-                    directory.table.set_encoded(slot, portion.encoded[slot])
+                    end = core.queue.ends[by_slot[slot].buffer]
+                    directory.table.set_encoded(slot, end.data[name_at : name_at + NAME_BYTES])
             if not core.write_names(directory, written, sync=False):
                 written = []
         leaving = []
@@ -119,21 +121,13 @@ class Writer:
         core.metrics.took_up(stored=len(written) - len(leaving), replaced=len(leaving))
         return leaving
 
-    def _chunks(self, pending: Pending) -> tuple[Bytes, ...]:
-        """The record in memory: in its buffer, or in the page it came in but for its end."""
-        buffer, split = self._core.queue.buffers[pending.buffer], self._core.layout.end_offset
-        return (buffer,) if pending.page is None else (pending.page[:split], buffer[split:])
-
-    def _finisher(self, portion: Portion) -> Callable[[int], None]:
-        layout, buffers = self._core.layout, self._core.queue.buffers
-        by_slot, names = portion.by_slot, portion.names
-
-        def finish(slot: int) -> None:
-            pending = by_slot[slot]
-            record = buffers[pending.buffer]
-            portion.encoded[slot] = finish_record(record, layout, names[slot], pending.page)
-
-        return finish
+    def _lay_out(self, pending: Pending, name: Name) -> Chunks:
+        """The record: in its buffer, or in the page it came in but for its end."""
+        layout, queue = self._core.layout, self._core.queue
+        end = queue.ends[pending.buffer]
+        lay_out_end(end.data, layout, name)
+        body = queue.buffers[pending.buffer] if pending.page is None else pending.page
+        return (body[: layout.end_offset], end) if layout.end_offset else (end,)
 
     def _give_up(self, pending: Pending, state: SlotState, result: str) -> None:
         core = self._core

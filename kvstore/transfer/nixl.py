@@ -54,6 +54,10 @@ class NixlTransfer:
         """
         self._name = name
         self._metrics = metrics or TransferMetrics.unregistered()
+        self._outcomes = {
+            state: self._metrics.transfers.labels(outcome=state.value)
+            for state in (TransferState.DONE, TransferState.FAILED)
+        }
         self._lock = threading.Lock()  # around every call: NIXL itself runs unsynchronised
         if loopback_only:
             os.environ.setdefault("UCX_NET_DEVICES", "lo")
@@ -124,14 +128,14 @@ class NixlTransfer:
             ticket = NixlTicket(self, known, sum(copy.nbytes for copy in copies))
             known.reads += 1
             self._pending.add(ticket)
+            if len(copies) == 1 and ticket.nbytes <= _BATCH_BYTES:  # no need to let others in between
+                return self._post_last(ticket, spans[0])
         for group in spans:
             for batch in batches(group, max_bytes=_BATCH_BYTES, max_spans=_BATCH_SPANS):
                 with self._lock:
                     self._post(ticket, batch)
         with self._lock:
-            ticket.posted = True
-            self._advance(ticket)
-        return ticket
+            return self._post_last(ticket, None)
 
     def progress(self) -> None:
         """See ``Transfer.progress``."""
@@ -175,6 +179,13 @@ class NixlTransfer:
             raise TransferUnavailable(f"transfer {self._name} is closed")
         return self._agent
 
+    def _post_last(self, ticket: NixlTicket, batch: Spans | None) -> NixlTicket:
+        if batch is not None:
+            self._post(ticket, batch)
+        ticket.posted = True
+        self._advance(ticket)
+        return ticket
+
     def _post(self, ticket: NixlTicket, batch: Spans) -> None:
         if ticket.first_error is not None:
             return
@@ -193,14 +204,16 @@ class NixlTransfer:
         except self._door.errors as error:
             self._failed(ticket, error)
             return
-        ticket.handles.append(handle)
         self._metrics.descriptors.inc(len(batch))
         try:
-            self._agent.transfer(handle)
+            over = self._agent.transfer(handle) == "DONE"
         except self._door.errors as error:
             self._failed(ticket, error)
-            ticket.handles.remove(handle)
+            over = True
+        if over:
             self._release(handle)
+        else:
+            ticket.handles.append(handle)
 
     def _advance(self, ticket: NixlTicket) -> None:
         if ticket.state is not TransferState.PENDING or self._agent is None:
@@ -229,7 +242,7 @@ class NixlTransfer:
     def _finish(self, ticket: NixlTicket) -> None:
         ticket.state = TransferState.DONE if ticket.first_error is None else TransferState.FAILED
         self._pending.discard(ticket)
-        self._metrics.transfers.labels(outcome=ticket.state.value).inc()
+        self._outcomes[ticket.state].inc()
         if ticket.first_error is None:
             self._metrics.bytes.inc(ticket.nbytes)
             self._metrics.seconds.observe(time.monotonic() - ticket.started_at)

@@ -57,6 +57,9 @@ def resolve(
     remote_addresses, remote_devices = _places(remote, remote_names, remote_indices, nbytes, "remote")
     local_addresses, local_devices = _places(local, local_names, local_indices, nbytes, "local")
     _refuse_overlaps(local_devices, local_addresses, nbytes)
+    if (remote_devices == remote_devices[0]).all() and (local_devices == local_devices[0]).all():
+        pair = int(remote_devices[0]), int(local_devices[0])
+        return [Spans(*pair, remote_addresses, local_addresses, nbytes)]
     spans = []
     for remote_device, local_device in sorted(
         set(zip(remote_devices.tolist(), local_devices.tolist(), strict=True))
@@ -112,6 +115,10 @@ def _places(
 ) -> tuple[Ints, Ints]:
     """Address and device of each place."""
     index = np.array(indices, np.int64)
+    if names.count(names[0]) == len(names):  # the usual case
+        for extreme in (index.argmin(), index.argmax(), nbytes.argmin(), nbytes.argmax()):
+            region = _region(regions, names[0], int(index[extreme]), int(nbytes[extreme]), side)
+        return region.address + index * region.stride, np.full(len(index), region.device_id, np.int64)
     addresses, devices = np.empty(len(index), np.int64), np.full(len(index), HOST_MEMORY, np.int64)
     which = np.array(names)
     for name in sorted(set(names)):

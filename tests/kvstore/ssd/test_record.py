@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import google_crc32c
 import numpy as np
 import pytest
+from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.errors import CorruptBlock
+from epdserve.kvstore.native import crc32c_of
 from epdserve.kvstore.ssd.catalog import HEAD_BYTES
+from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.ssd.record import (
     NAME_BYTES,
     NAME_DTYPE,
     Name,
     RecordLayout,
-    finish_record,
+    lay_out_end,
     name_in_record,
-    payload_crc32c,
     restore_page,
+    seal,
     verify_record,
 )
+from epdserve.kvstore.ssd.slots import aligned
 from epdserve.kvstore.types import BlockHash
 from support.kv_blocks import toy_checksum
-from support.ssd import PAYLOAD, page_of
+from support.ssd import PAYLOAD
 from support.ssd import name as block_name
 
 NAME = Name(
@@ -58,7 +60,7 @@ def test_a_name_is_spelled_as_documented() -> None:
     "change", [{}, {"parent": None}, {"deleted": True, "exact": False}, {"reserve": False}]
 )
 def test_a_name_reads_back(change: dict[str, object]) -> None:
-    name = dataclasses.replace(NAME, **change)  # type: ignore[arg-type]
+    name = NAME._replace(**change)
     assert Name.decode(name.encode()) == name
 
 
@@ -78,29 +80,34 @@ def test_sizes_of_the_real_models_record() -> None:
     assert RecordLayout(4096 * 3 - 64).slot_bytes == 4096 * 4  # no room for the name in the page's padding
 
 
-def test_a_record_holds_page_crc_and_name_and_becomes_a_page_again() -> None:
-    layout, block = RecordLayout(PAYLOAD), block_name("block")
-    page = page_of(block)
-    record = page.copy()
-    name = dataclasses.replace(
-        NAME,
-        block_hash=block,
-        payload_bytes=PAYLOAD,
-        checksum=toy_checksum(page[:PAYLOAD].data, block),
-        payload_crc32c=payload_crc32c(page, layout),
-    )
-    finish_record(record, layout, name)
-    covered = record[: PAYLOAD + 32].tobytes()
-    assert int.from_bytes(record[PAYLOAD + 32 : PAYLOAD + 36].tobytes(), "little") == google_crc32c.value(
-        covered
-    )
-    verify_record(record, layout, name, toy_checksum)
+def _page(block: BlockHash, payload: int) -> Bytes:
+    content = np.random.default_rng([*block]).integers(0, 256, payload, np.uint8)
+    header = BlockHeader(block, toy_checksum(content.data, block), payload, exact=True)
+    return np.concatenate([content, np.frombuffer(header.encode(), np.uint8)])
+
+
+@pytest.mark.parametrize("payload", [PAYLOAD, 4096 * 2 + 100])
+def test_a_record_holds_page_crc_and_name_and_becomes_a_page_again(payload: int) -> None:
+    layout, block = RecordLayout(payload), block_name("block")
+    page = aligned(1, layout.slot_bytes)[0]
+    page[: layout.page_bytes] = _page(block, payload)
+    record, total = page.copy(), toy_checksum(page[:payload].data, block)
+    name = NAME._replace(block_hash=block, payload_bytes=payload, checksum=total, payload_crc32c=0)
+    end = record[layout.end_offset :]
+    lay_out_end(end.data, layout, name)
+    seal([(record[: layout.end_offset], end)], layout)
+    crc = google_crc32c.value(record[: payload + 32].tobytes())
+    assert int.from_bytes(record[payload + 32 : payload + 36].tobytes(), "little") == crc
+    assert crc32c_of([record], layout.covered_bytes) == [crc]
+    name = name._replace(payload_crc32c=crc)
+    verify_record(record, layout, name, total, crc)
     assert name_in_record(record[layout.end_offset :], layout) == name
     restored = record.copy()
     restore_page(restored, layout)
     assert np.array_equal(restored, page)
-    record[17] ^= 4
+    for changed in ((total ^ 1, crc, "payload"), (total, crc ^ 1, "crc32c")):
+        with pytest.raises(CorruptBlock, match=changed[2]):
+            verify_record(record, layout, name, changed[0], changed[1])
+    record[payload + 40] ^= 1
     with pytest.raises(CorruptBlock):
-        verify_record(record, layout, name, toy_checksum)
-    with pytest.raises(CorruptBlock, match="crc32c"):
-        verify_record(record, layout, name, lambda *_: name.checksum)
+        verify_record(record, layout, name, total, crc)
