@@ -102,11 +102,14 @@ async def test_a_sole_pair_is_explained_with_what_is_expected_of_it_when_asked()
     placer = Placer(FakeCluster(infos=pool(prefills=1, decodes=1)), InFlightLedger())
     route = await placer.place(PROMPT, tenant_key=KEY, forecast=fixed(100), request_id="r")
     before = placer.explain("r")
-    assert before is not None and [(one.prefill, one.decode) for one in before] == [("p0", "d0")]
-    assert route.decision is not None and route.hit_tokens == route.decision.chosen.hit_tokens == 0
+    assert before is not None
+    assert [(one.prefill, one.decode) for one in before] == [("p0", "d0")]
+    assert route.decision is not None
+    assert route.hit_tokens == route.decision.chosen.hit_tokens == 0
     with placer.ledger.hold("p0", 500_000):
         after = placer.explain("r")
-    assert after is not None and after[0].ttft_s > before[0].ttft_s
+    assert after is not None
+    assert after[0].ttft_s > before[0].ttft_s
 
 
 async def test_a_sole_pair_counts_on_its_pages_and_on_the_store_where_that_holds_more() -> None:
