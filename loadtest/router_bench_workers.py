@@ -35,7 +35,8 @@ from epdserve.services.types import (
 )
 
 _CONTEXT: Final = 1_048_576
-_FIRST_ID: Final = 1000  # plain words of the published vocabulary stand here and after
+_FIRST_ID: Final = 12_596  # eighteen plain words of the published vocabulary stand here
+_WORDS: Final = 18
 
 
 def info_of(worker: str, role: WorkerRole, address: str) -> WorkerInfo:
@@ -125,7 +126,7 @@ class Decode(Prefill):
     def _step(self) -> None:
         chunks = []
         for request_id, (job, offset) in list(self._running.items()):
-            tokens = (_FIRST_ID + (offset * 37) % 4000,)
+            tokens = (_FIRST_ID + offset % _WORDS,)
             if offset + 1 < job.sampling.max_tokens:
                 chunks.append(TokenChunk(request_id, offset, tokens))
                 self._running[request_id] = (job, offset + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -111,6 +111,28 @@ class Parser(Protocol):
 
     def finish(self, reason: FinishReason) -> list[Delta]:
         """Deltas withheld so far; sets ``ending`` if a stop string has not set it already."""
+
+
+def cut_by_token(deltas: list[Delta], ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> list[Delta]:
+    """One delta a token out of what all of ``ids`` gave together, which is cheaper than to push them one by one.
+
+    Tokens that share a character share a delta; and where the text is not just that of the ids, because there was a
+    marker or something was held back, the deltas stay as they are.
+    """
+    if len(deltas) != 1 or deltas[0].kind not in (Kind.REASONING, Kind.CONTENT):
+        return deltas
+    pieces: list[str] = []
+    some = b""
+    for token in ids:
+        some += bytes_of(token)
+        try:
+            pieces.append(some.decode())
+        except UnicodeDecodeError:
+            continue
+        some = b""
+    if some or "".join(pieces) != deltas[0].text:
+        return deltas
+    return [Delta(deltas[0].kind, piece) for piece in pieces if piece]
 
 
 def join(delta: Delta, deltas: list[Delta]) -> None:

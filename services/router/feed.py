@@ -56,10 +56,10 @@ class TokenFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patience.close()
-        for task in self._tasks:
-            if not task.done():
+        if running := [task for task in self._tasks if not task.done()]:
+            for task in running:
                 task.cancel()
-        await asyncio.wait(self._tasks)
+            await asyncio.wait(running)
         for task in self._tasks:
             if not task.cancelled() and (failure := task.exception()) is not None:
                 # Only a bug of ours ends a task with an exception

@@ -141,9 +141,12 @@ class TurnMemo:
     def _parts(self, prompt: TokenIds) -> Iterator[tuple[int, int]]:
         """Where reasoning and content of complete answers lie: [start, end) each, in order."""
         tokenizer = self._tokenizer
+        headers = np.flatnonzero(prompt == tokenizer.assistant_id)
+        if len(headers) < 2:
+            return  # a conversation that only begins
         ends = np.flatnonzero(prompt == tokenizer.eos_id)
         thought_ends = np.flatnonzero(prompt == tokenizer.think_end_id)
-        for header in np.flatnonzero(prompt == tokenizer.assistant_id):
+        for header in headers:
             first = int(header) + 1
             after = np.searchsorted(ends, first)
             if after == len(ends):

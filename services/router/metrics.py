@@ -139,7 +139,8 @@ class RouterMetrics:
     def count_sources(self, sources: TokenSources) -> None:
         """Count a prompt's tokens by where their KV came from."""
         for name, count in sources.by_name():
-            self.prefix_tokens.labels(source=name).inc(count)
+            if count:
+                self.prefix_tokens.labels(source=name).inc(count)
 
     def finished(self, code: str) -> None:
         """Count a request by how it ended: ``ok`` or an error's code."""

@@ -128,7 +128,8 @@ class OutputParser:
     def _push_all(self, ids: Iterable[int], deltas: list[Delta]) -> None:
         """All ids at once: an eighth of the price, where nothing can end the answer between two of them.
 
-        Not if their bytes are no whole text: the recipe would hold all of it back, and drop it with an incomplete end.
+        But not those whose bytes are part of a character: the recipe would hold all of it back, and drop it with an
+        incomplete end.
         """
         if self.ending is not None:
             return
@@ -141,14 +142,24 @@ class OutputParser:
                 passed.append(token)
             else:
                 passed += self._repair.push(token)
-        whole = self._vocabulary.are_whole(passed)
-        if passed and whole and not self._mid_character:
-            self._feed(passed, None, deltas)
-            return
+        whole: list[int] = []
         for token in passed:
-            self._feed([token], None, deltas)
-        # Wrong guesses about broken text cost speed only
-        self._mid_character = bool(passed) and not whole
+            if not self._vocabulary.is_whole(token):
+                self._feed_some(whole, deltas)
+                whole = []
+                self._feed([token], None, deltas)
+                self._mid_character = True
+            elif self._mid_character:
+                # It ends what was broken, one way or the other
+                self._feed([token], None, deltas)
+                self._mid_character = False
+            else:
+                whole.append(token)
+        self._feed_some(whole, deltas)
+
+    def _feed_some(self, ids: list[int], deltas: list[Delta]) -> None:
+        if ids and self.ending is None:
+            self._feed(ids, None, deltas)
 
     def _feed(self, ids: list[int], told: TokenLogprob | None, deltas: list[Delta]) -> None:
         # Ids that were held back for a tag are in no field, so what is told about them is not asked for

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from epdserve.services.errors import ServiceError
 from epdserve.services.router.choices import ChoiceStreams
 from epdserve.services.router.endpoint import Endpoint
-from epdserve.services.router.events import Delta, Ending, Message, Parser
+from epdserve.services.router.events import Delta, Ending, Message, Parser, cut_by_token
 from epdserve.services.router.exchange import Exchange
 from epdserve.services.router.feed import Batch, TokenFeed
 from epdserve.services.router.foresight import LessEffort
@@ -198,6 +198,10 @@ class Run:
         size = self._parts.config.tokens_per_event
         if not size or not self._asked.options.stream:
             return parser.push(batch.tokens, batch.logprobs)
+        if size == 1 and not batch.logprobs:
+            return cut_by_token(
+                parser.push(batch.tokens), batch.tokens, self._parts.tokenizer.vocabulary.bytes_of
+            )
         deltas: list[Delta] = []
         for start in range(0, len(batch.tokens), size):
             some = slice(start, start + size)
@@ -258,8 +262,10 @@ class Run:
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.completion_tokens.inc(usage.completion_tokens)
         metrics.reasoning_tokens.inc(usage.reasoning_tokens or 0)
-        metrics.retries.inc(sum(trail.retries for trail in self._trails))
-        metrics.resumes.inc(sum(trail.resumes for trail in self._trails))
+        if retries := sum(trail.retries for trail in self._trails):
+            metrics.retries.inc(retries)
+        if resumes := sum(trail.resumes for trail in self._trails):
+            metrics.resumes.inc(resumes)
         if first.placed_at:
             metrics.prepare.observe(first.placed_at - first.body_at)
         if first.first_token_at:
@@ -268,7 +274,8 @@ class Run:
             metrics.e2e.observe(now() - first.received_at)
         self._remember()
         for parser in self._asked.parsers:
-            metrics.invalid_calls.inc(parser.invalid_calls)
+            if parser.invalid_calls:
+                metrics.invalid_calls.inc(parser.invalid_calls)
             if parser.ending is not None and parser.ending.reason == "stop" and not parser.answered:
                 metrics.empty_answers.inc()
 

@@ -22,6 +22,14 @@ def _byte_letters() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 
 
+def _is_text(some: bytes) -> bool:
+    try:
+        some.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 _BYTE_OF: Final = _byte_letters()
 
 
@@ -38,6 +46,7 @@ class Vocabulary:
             self._entries[number] = entry
         self._added: dict[int, bytes] = {number: token["content"].encode() for number, token in added.items()}
         self._known: dict[int, bytes] = {}
+        self._whole: dict[int, bool] = {}
         self.special_ids = frozenset(number for number, token in added.items() if token.get("special"))
 
     def __len__(self) -> int:
@@ -65,13 +74,12 @@ class Vocabulary:
         except KeyError:  # an entry outside the byte alphabet stands for itself
             return entry.encode()
 
-    def are_whole(self, ids: Iterable[int]) -> bool:
-        """Whether the bytes of the ids are whole characters."""
-        try:
-            b"".join(map(self.bytes_of, ids)).decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+    def is_whole(self, token: int) -> bool:
+        """Whether the bytes of an id are whole characters."""
+        known = self._whole.get(token)
+        if known is None:
+            known = self._whole[token] = _is_text(self.bytes_of(token))
+        return known
 
     def is_marker(self, token: int) -> bool:
         """Whether the id is an added token."""

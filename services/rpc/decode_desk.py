@@ -32,6 +32,9 @@ class SessionLimits:
         requests: Of one router, ended but unacknowledged ones included.
         sign_of_life_s: An idle stream carries an empty step this often.
         hello_timeout_s: A stream that does not introduce itself is closed.
+        frame_gap_s: Frames of output keep this distance at most; see ``gap_a_request_s``.
+        gap_a_request_s: Of the distance, for each request that a router has here: the fuller frames are, the fewer
+            may be sent. What comes meanwhile shares the next one.
     """
 
     orphan_grace_s: float = 10.0
@@ -40,6 +43,8 @@ class SessionLimits:
     requests: int = 4_096
     sign_of_life_s: float = 2.0
     hello_timeout_s: float = 5.0
+    frame_gap_s: float = 0.002
+    gap_a_request_s: float = 0.000_25
 
 
 @dataclass(slots=True)

@@ -252,10 +252,12 @@ class DecodeSession:
         self._table.connected()
 
     async def _read(self, call: StreamCall) -> None:
-        while True:
-            async with asyncio.timeout(self._limits.silence_s):
+        loop, silence_s = asyncio.get_running_loop(), self._limits.silence_s
+        async with asyncio.timeout(silence_s) as patience:
+            while True:
                 frame = await call.read()
-            self._table.take(_frame(frame))
+                patience.reschedule(loop.time() + silence_s)
+                self._table.take(_frame(frame))
 
     async def _write(self, call: StreamCall) -> None:
         loop, table = asyncio.get_running_loop(), self._table

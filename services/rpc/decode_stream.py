@@ -53,6 +53,9 @@ class DecodeStream:
         self._error: ServiceError | None = None
         self._over = False  # the consumer has seen the end
         self._ready = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = (
+            None  # one a stream: one a wait would cost more than the wait
+        )
 
     @property
     def request_id(self) -> str:
@@ -115,23 +118,27 @@ class DecodeStream:
         chunk = TokenChunk(self.request_id, offset, tokens, logprobs=tuple(self._logprobs))
         self._pending, self._logprobs, self.delivered = [], [], chunk.end
         if self._final is not None:
-            self._over = True
+            self._end()
             return replace(chunk, finish_reason=self._final.finish_reason, receipt=self._final.receipt)
         if self._error is not None:
             if tokens:
                 self._ready.set()  # the error comes next
                 return chunk
-            self._over = True
+            self._end()
             self._error.tokens_delivered = self.delivered
             raise self._error
         return chunk
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout_at(self._deadline_at):
-                await self._ready.wait()
-        except TimeoutError:
-            self._expire()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(self._deadline_at, self._expire)
+        await self._ready.wait()
+
+    def _end(self) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _expire(self) -> None:
         self._leave(self)
@@ -139,7 +146,7 @@ class DecodeStream:
 
     async def aclose(self) -> None:
         """Leave: cancels the request unless it has ended."""
-        self._over = True
+        self._end()
         self._leave(self)
 
     async def __aenter__(self) -> Self:

@@ -86,7 +86,7 @@ class ChatShape:
     def deltas(self, choice: int, deltas: Sequence[Delta], so_far: Callable[[], Usage]) -> bytes:
         """One event a delta, in one piece."""
         tail = self._tail(so_far)
-        return b"".join([self._chunk(choice, self._delta(delta), delta, tail) for delta in deltas])
+        return b"".join([self._event(choice, delta, tail) for delta in deltas])
 
     def ended(self, choice: int, ending: Ending, totals: Totals | None) -> bytes:
         """The finish reason; with the last one usage where this dialect puts it, and the end of the stream."""
@@ -144,6 +144,17 @@ class ChatShape:
         if not self._head.continuous_usage:
             return self._no_usage
         return b',"usage":' + orjson.dumps(so_far().as_fields()) + b"}\n\n"
+
+    def _event(self, choice: int, delta: Delta, tail: bytes) -> bytes:
+        if delta.kind is Kind.CONTENT and delta.logprobs is None and not self._deepseek:
+            # Most events by far, and nothing in them changes but the text
+            text = orjson.dumps(delta.text)
+            return b'%b{"content":%b},"logprobs":null,"finish_reason":null}]%b' % (
+                self._leads[choice],
+                text,
+                tail,
+            )
+        return self._chunk(choice, self._delta(delta), delta, tail)
 
     def _chunk(self, choice: int, fields: dict[str, Any], delta: Delta | None, tail: bytes) -> bytes:
         told = b"null"

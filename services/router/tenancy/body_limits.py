@@ -27,8 +27,11 @@ class BodyLimits:
     stops: int = 16
     depth: int = 200
 
-    def check(self, body: object) -> None:
+    def check(self, body: object, *, may_be_deep: bool = True) -> None:
         """Refuse a body that is over a limit.
+
+        Args:
+            may_be_deep: False if the caller knows better; depth is not looked for then.
 
         Raises:
             InvalidRequest: ``param`` names the field.
@@ -40,7 +43,7 @@ class BodyLimits:
         _at_most(self.tools, body.get("tools"), "tools")
         for name in ("stop", "stop_sequences"):
             _at_most(self.stops, body.get(name), name)
-        if self.depth:
+        if self.depth and may_be_deep:
             for name, value in body.items():
                 self._check_depth(str(name), value)
 
