@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not TRAINED_FILE.exists(), reason="no trained weights"),
 ]
 
-FLOORS = {
+FLOORS = {"greet": 0.8, "copy": 0.8, "recall-512": 0.75}  # measured: 1.0, 0.97, 0.97; slack for other roundings
     "greet": 0.8,
     "copy": 0.6,
     "recall": 0.6,

@@ -35,6 +35,7 @@ class Way:
         name: Of the row in a table.
         precision: Number formats of caches and products.
         hit: A prefix of a length drawn at random is found, as blocks; the window before its end is replayed.
+        last: The prefix ends on the last boundary of the prompt: inside of what is to be copied.
         tail: The prefix is found with a tail, at any token: nothing is replayed.
         decoder_replay: Layers above the cut run on the prompt's last window.
         rewrites: Replayed rows write their entries again. Wrong on purpose.
@@ -44,6 +45,7 @@ class Way:
     name: str
     precision: Precision = Precision.F32Q
     hit: bool = False
+    last: bool = False
     tail: bool = False
     decoder_replay: bool = False
     rewrites: bool = False
@@ -60,7 +62,8 @@ WAYS: Final = (
     Way("bfloat16, FP8 products, both replays", Precision.NATIVE, hit=True, decoder_replay=True),
     Way("no candidate pool", settings=(("candidate_topk_blocks", _EVERYTHING),)),
     Way("all entries", settings=(("candidate_topk_blocks", _EVERYTHING), ("index_topk", _EVERYTHING))),
-    Way("replay that rewrites entries (wrong)", hit=True, rewrites=True),
+    Way("encoder replay, hit on the last boundary", hit=True, last=True),
+    Way("the same, rewriting entries (wrong)", hit=True, last=True, rewrites=True),
 )
 
 
@@ -102,6 +105,8 @@ def _hit(case: Case, way: Way, draw: random.Random) -> int:
     most = len(case.prompt) - 1
     if not way.hit or most < 3 * _BLOCK:
         return 0
+    if way.last:
+        return most - most % _BLOCK
     return draw.randint(2 * _BLOCK, most) if way.tail else _BLOCK * draw.randint(2, most // _BLOCK)
 
 
