@@ -19,9 +19,10 @@ BANNED = {
     "unsafe deserialisation": re.compile("|".join((r"import pick" + "le", r"torch\.lo" + r"ad\("))),
 }
 URL = re.compile(r"https?://([^\s/:\"'`)\]}>]+)")
-# This machine, names that the standards keep for examples, and names that stand for one in a format string.
+# This machine, names that the standards keep for examples, names that stand for one in a format string, and the
+# namespace of SVG, which is only a name.
 KNOWN_HOSTS = re.compile(
-    r"127\.0\.0\.\d+|0\.0\.0\.0|localhost|[{$\[].*|(.+\.)?example(\.\w+)?|router|server|test(server)?"
+    r"127\.0\.0\.\d+|0\.0\.0\.0|localhost|[{$\[].*|(.+\.)?example(\.\w+)?|router|server|test(server)?|www\.w3\.org"
 )
 
 

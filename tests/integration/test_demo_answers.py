@@ -17,11 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not TRAINED_FILE.exists(), reason="no trained weights"),
 ]
 
-FLOORS = {"greet": 0.8, "copy": 0.8, "recall-512": 0.75}  # measured: 1.0, 0.97, 0.97; slack for other roundings
-    "greet": 0.8,
-    "copy": 0.6,
-    "recall": 0.6,
-}  # far below what was measured: chance alone must not fail them
+# Measured with 30 cases: 1.00, 0.97, 0.97
+FLOORS = {"greet": 0.8, "copy": 0.8, "recall-512": 0.75}
 COUNT = 20
 FACTS = "The code of Vikin is river. The code of Balis is lamp. The code of Sesan is cloud."
 
