@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -114,49 +114,39 @@ def _plots(told: Sequence[Told]) -> list[str]:
             if any(getattr(point, read) for point in one.at(load))
         ]
         plots.append(lines(f"{name}, admitted requests", f"{name}, {unit}", "share below", drawn, log_x=True))
-    last = [(one, one.at(one.loads[-1])) for one in told]
-    plots.append(
-        bars(
-            "Prompt tokens found, by tier, highest load",
-            "share of prompt tokens",
-            {
-                tier: {
-                    one.name: statistics.fmean(p.figures.hit_ratio.get(tier, 0.0) for p in points)
-                    for one, points in last
-                }
-                for tier in TIERS
-            },
-        )
-    )
-    tenants = sorted({name for _, points in last for point in points for name in point.tenants})
-    plots.append(
-        bars(
-            "Requests in time by tenant, highest load",
-            "requests",
-            {
-                tenant: {
-                    one.name: statistics.fmean(p.tenants.get(tenant, 0) for p in points)
-                    for one, points in last
-                }
-                for tenant in tenants
-            },
-        )
-    )
-    efforts = sorted({effort for _, points in last for point in points for effort in point.efforts})
-    plots.append(
+    last = {one.name: one.at(one.loads[-1]) for one in told}
+    found = {name: [point.figures.hit_ratio for point in points] for name, points in last.items()}
+    in_time = {name: [point.tenants for point in points] for name, points in last.items()}
+    granted = {
+        name: [{_effort(effort): count for effort, count in point.efforts.items()} for point in points]
+        for name, points in last.items()
+    }
+    efforts = sorted({effort for points in last.values() for point in points for effort in point.efforts})
+    tenants = sorted({name for runs in in_time.values() for run in runs for name in run})
+    return [
+        *plots,
+        bars("Prompt tokens found, by tier, highest load", "share of prompt tokens", _means(found, TIERS)),
+        bars("Requests in time by tenant, highest load", "requests", _means(in_time, tenants)),
         bars(
             "Effort granted, highest load",
             "requests",
-            {
-                str(effort) if effort else "refused": {
-                    one.name: statistics.fmean(p.efforts.get(effort, 0) for p in points)
-                    for one, points in last
-                }
-                for effort in efforts
-            },
-        )
-    )
-    return plots
+            _means(granted, [_effort(effort) for effort in efforts]),
+        ),
+    ]
+
+
+def _means(
+    runs: Mapping[str, Sequence[Mapping[str, float]]], keys: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """By key, and by the scenario's name: the mean over its runs."""
+    return {
+        key: {name: statistics.fmean(run.get(key, 0.0) for run in ran) for name, ran in runs.items()}
+        for key in keys
+    }
+
+
+def _effort(level: int) -> str:
+    return str(level) if level else "refused"
 
 
 def _goodput(told: Told) -> Line:

@@ -61,6 +61,22 @@ class Route:
         return None if self.decide is None else self.decide()
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Of one layout: the workers that may take a request.
+
+    Attributes:
+        hits: Leading tokens of the prompt that each worker and store holds.
+        stores: The store of each machine.
+    """
+
+    prefills: Sequence[WorkerInfo]
+    decodes: Sequence[WorkerInfo]
+    hits: Mapping[str, int]
+    stores: Mapping[str, str]
+    wanted: Placing
+
+
 class Placer:
     """Places prompts by prefix hits and loads. Owned by the event loop."""
 
@@ -146,13 +162,14 @@ class Placer:
                 affinity=affinity,
                 staleness_s=0.0 if self.ledger.alone else _STALENESS_S,
             )
-            pairs = (
+            choice = _Choice(
                 [info for info in prefills if _layout(info) == layout],
                 [info for info in decodes if info.cache_root == layout[0]],
+                hits,
+                stores,
+                wanted,
             )
-            routes.append(
-                self._only(*pairs, hits, stores, wanted) or self._choose(*pairs, hits, stores, wanted)
-            )
+            routes.append(self._only(choice) or self._choose(choice))
         route = routes[0] if len(routes) == 1 else min(routes, key=_cost)
         self._remember(request_id, route)
         return route
@@ -168,56 +185,35 @@ class Placer:
         if len(self._explained) > _EXPLAINED:
             self._explained.popitem(last=False)
 
-    def _only(
-        self,
-        prefills: Sequence[WorkerInfo],
-        decodes: Sequence[WorkerInfo],
-        hits: Mapping[str, int],
-        stores: Mapping[str, str],
-        wanted: Placing,
-    ) -> Route | None:
+    def _only(self, choice: _Choice) -> Route | None:
         """The route where there is nothing to weigh: one pair, and no tier that has more than the worker's pages."""
-        if len(prefills) > 1 or len(decodes) > 1:
+        if len(choice.prefills) > 1 or len(choice.decodes) > 1:
             return None
-        own = hits.get(prefills[0].worker, 0)
-        if max(hits.values(), default=0) > own:
+        (prefill,), (decode,) = choice.prefills, choice.decodes
+        own = choice.hits.get(prefill.worker, 0)
+        if max(choice.hits.values(), default=0) > own:
             return None
+        return Route(prefill, decode, min(own, choice.wanted.prompt_tokens - 1), lambda: self._decide(choice))
 
-        def decide() -> Decision:
-            return self._decide(prefills, decodes, hits, stores, wanted)
-
-        return Route(prefills[0], decodes[0], min(own, wanted.prompt_tokens - 1), decide)
-
-    def _choose(
-        self,
-        prefills: Sequence[WorkerInfo],
-        decodes: Sequence[WorkerInfo],
-        hits: Mapping[str, int],
-        stores: Mapping[str, str],
-        wanted: Placing,
-    ) -> Route:
+    def _choose(self, choice: _Choice) -> Route:
         """The best pair of one layout."""
-        decision = self._decide(prefills, decodes, hits, stores, wanted)
+        decision = self._decide(choice)
         chosen = decision.chosen
-        prefill = next(info for info in prefills if info.worker == chosen.prefill)
-        decode = next(info for info in decodes if info.worker == chosen.decode)
+        prefill = next(info for info in choice.prefills if info.worker == chosen.prefill)
+        decode = next(info for info in choice.decodes if info.worker == chosen.decode)
         return Route(prefill, decode, chosen.hit_tokens, lambda: decision)
 
-    def _decide(
-        self,
-        prefills: Sequence[WorkerInfo],
-        decodes: Sequence[WorkerInfo],
-        hits: Mapping[str, int],
-        stores: Mapping[str, str],
-        wanted: Placing,
-    ) -> Decision:
-        prefills, decodes = (sorted(infos, key=lambda info: info.worker) for infos in (prefills, decodes))
+    def _decide(self, choice: _Choice) -> Decision:
+        prefills = sorted(choice.prefills, key=lambda info: info.worker)
+        decodes = sorted(choice.decodes, key=lambda info: info.worker)
         ledger, estimates = self.ledger, self.estimates
         return place(
-            prefill_pool(prefills, hits=hits, stores=stores, ledger=ledger, estimates=estimates),
+            prefill_pool(
+                prefills, hits=choice.hits, stores=choice.stores, ledger=ledger, estimates=estimates
+            ),
             decode_pool(decodes, ledger=ledger, estimates=estimates, numbers=machines(prefills)),
             _LINKS,
-            wanted,
+            choice.wanted,
         )
 
     async def _hit_tokens(
