@@ -280,8 +280,11 @@ class LocalEngine:
         """End a request one of whose images cannot be embedded; on the event loop."""
 
         def end() -> None:
-            self._end(name, error)
+            # Out of the books before the cancellation speaks, and told once nothing is held for it any more
+            request = self._requests.pop(name, None)
             self._prefill.cancel(task)
+            if request is not None:
+                request.done.set_exception(error)
 
         self._steps.submit(end)
 

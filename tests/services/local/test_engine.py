@@ -107,9 +107,10 @@ def test_images_are_embedded_in_the_same_process(tmp_path_factory: pytest.TempPa
             hit = answer.prefill.cached_tokens
             assert list(answer.tokens) == greedy_with_images(ids, placed, 4, hit=hit)
             assert (hit > 0) == (turn > 0)
-        with pytest.raises(InvalidRequest):
-            engine.generate([show(cat)[0]], greedy(1), images=[[broken]])
-        assert engine.leaked_pages() == 0
+        for _ in range(8):
+            with pytest.raises(InvalidRequest):
+                engine.generate([show(cat)[0]], greedy(1), images=[[broken]])
+            assert engine.leaked_pages() == 0
 
 
 def test_a_model_of_text_refuses_images(engine: LocalEngine) -> None:
