@@ -17,7 +17,7 @@ from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, OutOfPages, WrongPhase
 from epdserve.kvstore.metrics import BlockMetrics
 from epdserve.kvstore.phases import Event, Phase, after
-from epdserve.kvstore.prefix_index import PrefixIndex
+from epdserve.kvstore.prefix_index import Evicted, PrefixIndex
 from epdserve.kvstore.types import BlockEvents, BlockHash, BlockInfo, Conservation, PageId
 
 
@@ -100,22 +100,22 @@ class BlockManager:
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        ages: list[float] = []
+        victims: list[Evicted] = []
         with self._lock:
             available = self._allocator.free + self._index.evictable
             if count > available:
                 self._metrics.refused()
                 raise OutOfPages(count, available)
-            now = self._clock.monotonic()
-            while self._allocator.free < count:
-                victim = self._index.evict()
-                self._events.note(victim.block_hash, held=False)
-                self._free(victim.page, Event.EVICT)
-                ages.append(now - victim.used_at)
+            victims = self._index.evict(count - self._allocator.free)
+            for block_hash, page, _ in victims:
+                self._events.note(block_hash, held=False)
+                del self._blocks[page]
+                self._allocator.give_back(page)
+            self._step_all([victim.page for victim in victims], Event.EVICT)
             pages = [self._allocator.take() for _ in range(count)]
-            for page in pages:
-                self._step(page, Event.RESERVE)
-        self._metrics.evicted(ages)
+            self._step_all(pages, Event.RESERVE)
+            now = self._clock.monotonic()
+        self._metrics.evicted([now - victim.used_at for victim in victims])
         return pages
 
     def seal(
@@ -147,6 +147,8 @@ class BlockManager:
                 fresh += page == seal.page
                 pages.append(page)
                 parent = seal.block_hash
+            self._counts[Phase.FILLING] -= fresh
+            self._counts[Phase.SEALED] += fresh
         self._metrics.sealed(new=fresh, duplicates=len(pages) - fresh)
         return pages
 
@@ -266,6 +268,19 @@ class BlockManager:
         self._counts[phase] += 1
         self._phases[page] = phase
 
+    def _step_all(self, pages: Sequence[PageId], event: Event) -> None:
+        """``_step`` of pages that are all in one phase."""
+        if not pages:
+            return
+        former = self._phases[pages[0]]
+        phase = self._require(pages[0], event)
+        phases = self._phases
+        for page in pages:
+            assert phases[page] is former, f"page {page} is {phases[page].name}, not {former.name}"
+            phases[page] = phase
+        self._counts[former] -= len(pages)
+        self._counts[phase] += len(pages)
+
     def _free(self, page: PageId, event: Event) -> None:
         self._step(page, event)
         self._blocks.pop(page, None)
@@ -288,6 +303,7 @@ class BlockManager:
                     self._step(page, event)
 
     def _seal(self, seal: Seal, parent: BlockHash | None) -> PageId:
+        """Seal one page whose phase was checked; the caller counts those that keep their block."""
         page, block_hash, checksum, exact = seal
         held = self._index.get(block_hash)
         if held is not None and (self._blocks[held].exact or not exact):
@@ -299,7 +315,7 @@ class BlockManager:
             self._events.note(block_hash, held=True)
         else:
             self._replace(held, page, block_hash)
-        self._step(page, Event.SEAL)
+        self._phases[page] = Phase.SEALED
         self._blocks[page] = _Block(block_hash, checksum, exact)
         self._allocator.add_reference(page)
         return page

@@ -56,7 +56,7 @@ class Shelf:
         idle_s: list[float] = []
         slot = self._slots.acquire()
         while slot is None and self._index.evictable:
-            victim = self._index.evict()
+            (victim,) = self._index.evict()
             idle_s.append(self._clock.monotonic() - victim.used_at)
             self._forget(self._entries[victim.page])
             slot = self._slots.acquire()

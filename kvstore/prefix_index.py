@@ -115,20 +115,29 @@ class PrefixIndex:
             self._turned_idle(node)
         self._use(node, now)
 
-    def evict(self) -> Evicted:
-        """Drop the least recently used leaf that nobody references.
+    def evict(self, count: int = 1) -> list[Evicted]:
+        """Drop the least recently used leaves that nobody references, one after the other.
 
         Raises:
-            LookupError: Nothing can be evicted.
+            LookupError: There are fewer than ``count``; what there was is gone.
         """
+        evicted: list[Evicted] = []
+        while len(evicted) < count:
+            node: _Node | None = self._oldest_leaf()
+            while node is not None and len(evicted) < count:
+                assert node.page is not None
+                evicted.append(Evicted(node.block_hash, node.page, node.used_at))
+                node = self._remove(node)
+            if node is not None:
+                self._push_leaf(node)
+        return evicted
+
+    def _oldest_leaf(self) -> _Node:
         while self._leaves:
             tick, block_hash = heapq.heappop(self._leaves)
             node = self._nodes.get(block_hash)
-            if node is None or node.tick != tick or not self._is_idle_leaf(node):
-                continue
-            assert node.page is not None
-            self._remove(node)
-            return Evicted(block_hash, node.page, node.used_at)
+            if node is not None and node.tick == tick and self._is_idle_leaf(node):
+                return node
         raise LookupError("nothing can be evicted")
 
     def drop(self, block_hash: BlockHash) -> PageId:
@@ -145,8 +154,8 @@ class PrefixIndex:
         parent, node.parent = node.parent, None
         if node.children == 0:
             del self._nodes[block_hash]
-        if parent is not None:
-            self._lost_child(self._nodes[parent])
+        if parent is not None and self._lost_child(above := self._nodes[parent]):
+            self._push_leaf(above)
         return page
 
     def recount(self) -> tuple[int, int]:
@@ -185,19 +194,30 @@ class PrefixIndex:
     def _is_idle_leaf(self, node: _Node) -> bool:
         return node.page is not None and not node.referenced and node.children == 0
 
-    def _remove(self, node: _Node) -> None:
+    def _remove(self, node: _Node) -> _Node | None:
+        """Take a leaf out; returns its parent if that is the leaf to go next, without a way through the heap."""
         del self._nodes[node.block_hash]
         self._held -= 1
         self._evictable -= 1
-        if node.parent is not None:
-            self._lost_child(self._nodes[node.parent])
+        if node.parent is None:
+            return None
+        parent = self._nodes[node.parent]
+        if not self._lost_child(parent):
+            return None
+        if not self._leaves or (parent.tick, parent.block_hash) <= self._leaves[0]:
+            return parent
+        self._push_leaf(parent)
+        return None
 
-    def _lost_child(self, parent: _Node) -> None:
+    def _lost_child(self, parent: _Node) -> bool:
+        """Count a child less; whether ``parent`` has become an idle leaf, with its own, older or newer, last use."""
         parent.children -= 1
-        if parent.children == 0 and parent.page is None:
+        if parent.children:
+            return False
+        if parent.page is None:
             del self._nodes[parent.block_hash]
-        elif self._is_idle_leaf(parent):
-            self._push_leaf(parent)  # with its own, older or newer, last use
+            return False
+        return not parent.referenced
 
     def _push_leaf(self, node: _Node) -> None:
         heapq.heappush(self._leaves, (node.tick, node.block_hash))

@@ -36,6 +36,9 @@ STAGING_RESERVE: Final = 4  # staging slots that hand-offs keep to themselves
 _CALLS: Final = 2  # at once: the store reads one offer while the next one is on its way
 _TOUCHED: Final = 4096  # chains remembered as touched lately
 _TOUCH_EVERY_S: Final = 60.0  # last use is kept coarsely
+# Somebody waits for his first token while a hand-off lasts, and nobody for the store: offers let it pass, this long
+_YIELD_S: Final = 0.05
+_YIELD_POLL_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class _Blocks:
     pages: tuple[PageId, ...]
     blocks: tuple[OffloadBlock, ...]
     running: bool
+    offered_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class _Tail:
 
     offer: TailOffer
     staging: Slot
+    offered_at: float
 
 
 class Offloader:
@@ -63,6 +68,7 @@ class Offloader:
         worker, incarnation: Whose memory the store is to read.
         running: Whether the blocks belong to requests that are answered right now.
         on_call: Told that the store is about to read: over some transports the source has to take part.
+        handing_off: Whether a decode worker may be reading here; offers let it go first for a moment.
     """
 
     def __init__(
@@ -76,10 +82,11 @@ class Offloader:
         running: bool,
         on_call: Callable[[], None],
         metrics: StoreMetrics,
+        handing_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self._runner, self._link, self._use, self._metrics = runner, link, use, metrics
         self._worker, self._incarnation, self._running = worker, incarnation, running
-        self._on_call = on_call
+        self._on_call, self._handing_off = on_call, handing_off
         self._lock = threading.Lock()
         self._queue: deque[_Blocks | _Tail] = deque()
         self._touches: deque[tuple[bytes, ...]] = deque(maxlen=64)
@@ -143,10 +150,10 @@ class Offloader:
             OffloadBlock(BlockRef(*info), parent) for info, parent in zip(infos, parents, strict=True)
         )
         owner = self._owner(request.tenant_key)
-        size = self._use.portion_blocks
+        size, now = self._use.portion_blocks, self._runner.clock.monotonic()
         for at in range(0, len(pages), size):
             part = slice(at, at + size)
-            self._queue.append(_Blocks(owner, tuple(pages[part]), blocks[part], self._running))
+            self._queue.append(_Blocks(owner, tuple(pages[part]), blocks[part], self._running, now))
         self._ring()
 
     def offer_tail(self, request: RunningRequest) -> None:
@@ -175,7 +182,7 @@ class Offloader:
             after_tokens=len(rest),
             rest=rest_digest(rest),
         )
-        self._queue.append(_Tail(offer, staging))
+        self._queue.append(_Tail(offer, staging, runner.clock.monotonic()))
         self._ring()
 
     def touch(self, hashes: Sequence[bytes]) -> None:
@@ -200,10 +207,16 @@ class Offloader:
             while self._touches:
                 await self._touch(self._touches.popleft())
             while self._queue:
+                if self._yields(self._queue[0]):
+                    await asyncio.sleep(_YIELD_POLL_S)
+                    continue
                 offer = self._queue.popleft()
                 if self._queue:
                     self._wake.set()  # for the other pump
                 await self._carry(offer)
+
+    def _yields(self, offer: _Blocks | _Tail) -> bool:
+        return self._handing_off() and self._runner.clock.monotonic() < offer.offered_at + _YIELD_S
 
     async def _carry(self, offer: _Blocks | _Tail) -> None:
         """Make one offer; its memory is given back however it ends."""

@@ -156,6 +156,7 @@ class EngineService(ABC):
             seat=seat,
             use=self._engine.store,
             metrics=StoreMetrics(host.registry),
+            handing_off=self._is_read,
         )
         exits.push_async_callback(asyncio.to_thread, self._loop.stop, timeout_s=STOP_S)
         self._worker = await self._open_worker(exits)

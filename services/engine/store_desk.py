@@ -28,6 +28,7 @@ class StoreDesk:
     Args:
         find: The store of this machine as the registry has it now; quick, may be called from any thread.
         steps: Where requests go once they are prepared.
+        handing_off: Whether a decode worker may be reading this worker's memory.
 
     Attributes:
         offloader: For the step loop; None if the settings leave the store out.
@@ -44,6 +45,7 @@ class StoreDesk:
         seat: Seat,
         use: StoreUse,
         metrics: StoreMetrics,
+        handing_off: Callable[[], bool],
     ) -> None:
         self._runner, self._steps = runner, steps
         self._find = find if use.enabled else lambda: None
@@ -64,6 +66,7 @@ class StoreDesk:
             running=seat.role is WorkerRole.DECODE,
             on_call=transfers.wake,
             metrics=metrics,
+            handing_off=handing_off,
         )
         self._offloader = offloader
         self.offloader = offloader if use.enabled else None

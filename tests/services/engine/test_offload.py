@@ -10,6 +10,7 @@ from epdserve.services.engine.requests import RunningRequest
 from epdserve.services.engine.runner import Part
 from epdserve.services.store_types import OffloadResult
 from support.engine import eventually, prompt
+from support.manual_clock import ManualClock
 from support.scripted_store import WorkerDesk
 
 
@@ -137,4 +138,28 @@ async def test_stopping_drops_what_is_queued() -> None:
     await desk.offloader.stop()
     assert desk.offloader.pending_bytes == 0
     desk.runner.release(run(desk, 24, 9))
+    await desk.close()
+
+
+async def test_a_hand_off_goes_first_but_not_for_long() -> None:
+    desk = WorkerDesk()
+    handing_off = True
+    desk.offloader._handing_off = lambda: handing_off
+    desk.runner.on_sealed = desk.offloader.offer_blocks
+    desk.offloader.start()
+    desk.runner.release(run(desk, 24))
+    await asyncio.sleep(0.01)
+    assert not desk.store.offers
+    handing_off = False
+    await told(desk)
+    assert len(desk.store.offers) == 1
+    handing_off = True
+    desk.runner.release(run(desk, 24, 1))
+    await asyncio.sleep(0.01)
+    assert len(desk.store.offers) == 1
+    clock = desk.runner.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(0.1)
+    await told(desk)  # the hand-off has not ended, and the store is told all the same
+    assert len(desk.store.offers) == 2
     await desk.close()
