@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from epdserve.services.cli.checks import REINSTALL
 from epdserve.services.cli.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -25,11 +26,19 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: runs one command; a CommandError becomes one line on stderr and exit status 1."""
+    """Entry point: runs one command; a CommandError becomes one line on stderr and exit status 1.
+
+    So does a package that is not installed. A module of ours that is missing is a bug, and is shown as one.
+    """
     try:
         app()
     except CommandError as error:
         print(f"epdserve: {error}", file=sys.stderr)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("epdserve"):
+            raise
+        print(f"epdserve: the package {error.name} is not installed; {REINSTALL}", file=sys.stderr)
         sys.exit(1)
 
 

