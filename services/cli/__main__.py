@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from epdserve.services.cli import role_commands
 from epdserve.services.cli.checks import REINSTALL
 from epdserve.services.cli.errors import CommandError
 
@@ -225,6 +226,9 @@ def chat(
         tools=read_tools(tools) if tools else [],
     )
     command.run(options, message)
+
+
+role_commands.add_to(app)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ the cluster token are chosen by ``up`` and are no keys of the file; the router t
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from epdserve.services.cli.errors import CommandError
+from epdserve.services.cli.router_settings import AS_THE_POOL, read_table
 from epdserve.services.config import ConfigError, parse_config
 from epdserve.services.decode.config import DecodeSettings
 from epdserve.services.encode.config import EncodeSettings
@@ -21,6 +21,8 @@ from epdserve.services.prefill.config import PrefillSettings
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.store.config import StoreSettings
 from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["AS_THE_POOL", "Chosen", "MachineConfig", "UpSettings", "fill_in", "machine_config", "read_table"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -32,13 +34,6 @@ FILLED_IN = {
     "decode.engine": ("model_dir",),
     "store": ("model_dir",),
     "encode": ("model_dir",),
-}
-
-# What the router must see as the pool does: its key and the pool's.
-AS_THE_POOL = {
-    "registry_namespace": "namespace",
-    "registry_lease_s": "lease_s",
-    "registry_refresh_s": "refresh_s",
 }
 
 
@@ -88,22 +83,6 @@ class Chosen:
     model_dir: Path
     registry_url: str
     token_file: Path
-
-
-def read_table(path: Path | None) -> dict[str, Any]:
-    """The file's table; an empty one without a file.
-
-    Raises:
-        CommandError: It cannot be read, or is no TOML.
-    """
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"{path} is no TOML file: {error}") from error
 
 
 def machine_config(table: Mapping[str, Any], *, source: str) -> MachineConfig:

@@ -44,7 +44,13 @@ class DecodeService(EngineService):
 
     def __init__(self, settings: WorkerSettings, role: DecodeSettings) -> None:
         seat = Seat(
-            settings.worker, settings.incarnation, WorkerRole.DECODE, settings.host, settings.cluster_token
+            settings.worker,
+            settings.incarnation,
+            WorkerRole.DECODE,
+            settings.host,
+            settings.cluster_token,
+            settings.port,
+            settings.metrics_port,
         )
         super().__init__(seat, role.engine)
         self._pool, self._role = settings.pool, role
@@ -131,7 +137,9 @@ class DecodeService(EngineService):
 
     async def _serve(self) -> RpcServer:
         seat = self._seat
-        return await serve_decode(self, self._sessions, token=seat.cluster_token, address=f"{seat.host}:0")
+        return await serve_decode(
+            self, self._sessions, token=seat.cluster_token, address=f"{seat.host}:{seat.port}"
+        )
 
     async def _drain(self, drain_s: float) -> None:
         """Let what runs end, hand the rest back to the routers."""

@@ -102,10 +102,12 @@ class EncodeService:
         expiring = asyncio.create_task(self._expire_leases(), name="expire-leases")
         exits.callback(expiring.cancel)
         self._metrics_server = await asyncio.to_thread(
-            MetricsServer, self._registry, address=f"{settings.host}:0"
+            MetricsServer, self._registry, address=f"{settings.host}:{settings.metrics_port}"
         )
         exits.push_async_callback(self._metrics_server.aclose)
-        self._server = await serve_encode(self, token=settings.cluster_token, address=f"{settings.host}:0")
+        self._server = await serve_encode(
+            self, token=settings.cluster_token, address=f"{settings.host}:{settings.port}"
+        )
         exits.push_async_callback(self._server.stop, grace_s=1.0)
 
     async def _open_transfer(self, exits: contextlib.AsyncExitStack) -> None:

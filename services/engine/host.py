@@ -80,7 +80,7 @@ class EngineHost:
             raise Unavailable(str(error)) from error
         transfer_metrics.watch(self.transfer.pending)
         self.endpoint: TransferEndpoint = to_wire(self.transfer.endpoint())
-        self._metrics_server = MetricsServer(self.registry, address=f"{seat.host}:0")
+        self._metrics_server = MetricsServer(self.registry, address=f"{seat.host}:{seat.metrics_port}")
 
     @property
     def metrics_address(self) -> str:

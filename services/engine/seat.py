@@ -10,8 +10,10 @@ class Seat:
     """One life of a worker.
 
     Attributes:
-        host: Address to bind to; ports are free ones.
+        host: Address to bind to.
         cluster_token: Wanted on every call, sent with every call.
+        port: Of the gRPC server; 0 takes a free one.
+        metrics_port: Likewise, of ``/metrics``.
     """
 
     worker: str
@@ -19,3 +21,5 @@ class Seat:
     role: WorkerRole
     host: str
     cluster_token: str = field(repr=False)
+    port: int = 0
+    metrics_port: int = 0

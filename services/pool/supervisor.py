@@ -63,6 +63,20 @@ def start_ray(
     )
 
 
+def join_ray(address: str, *, namespace: str = "epdserve") -> None:
+    """Join the Ray that runs on this node, of which the workers' nodes are members; blocks.
+
+    Raises:
+        Unavailable: There is none at this address.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    env = {"env_vars": dict(DEFAULT_ENV), "worker_process_setup_hook": SETUP_HOOK}
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, runtime_env=env)
+    except (RayError, ConnectionError, ValueError) as error:
+        raise Unavailable(f"no Ray at {address}: {_one_line(error)}") from error
+
+
 def stop_ray() -> None:
     """End Ray with all that runs in it."""
     ray.shutdown()
@@ -92,7 +106,7 @@ class WorkerStatus:
 class _Slot:
     launch: Launch
     env: dict[str, str]
-    resources: dict[str, float]
+    needs: dict[str, Any]
     actor: Any = None
     started: Started | None = None
     lives: int = 0
@@ -105,7 +119,7 @@ class Supervisor:
 
     Args:
         pool: Handed to every worker.
-        host: Address that workers bind to.
+        host: Address that workers bind to; empty = what the environment of their node says (``Place``).
         log_level: Of the workers.
     """
 
@@ -123,6 +137,7 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         num_cpus: float = 0.0,
         num_gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
     ) -> list[WorkerStatus]:
         """Start ``count`` more workers of a role; returns when all of them take work.
 
@@ -134,6 +149,7 @@ class Supervisor:
             env: Environment variables beyond ``DEFAULT_ENV``.
             num_cpus: What Ray sets aside for each.
             num_gpus: Likewise.
+            resources: Likewise, of Ray's own kinds; they say on which nodes the workers may stand.
 
         Raises:
             Unavailable: One of them did not start; the message says why, and those that did were stopped.
@@ -151,9 +167,8 @@ class Supervisor:
                 log_level=self._log_level,
                 unwanted_path=_unwanted_path(),
             )
-            slots.append(
-                _Slot(launch, {**DEFAULT_ENV, **(env or {})}, {"num_cpus": num_cpus, "num_gpus": num_gpus})
-            )
+            needs = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
+            slots.append(_Slot(launch, {**DEFAULT_ENV, **(env or {})}, needs))
         self._slots.update({slot.launch.worker: slot for slot in slots})
         answers = await asyncio.gather(*(self._begin_and_keep(slot) for slot in slots))
         failed = [
@@ -198,7 +213,7 @@ class Supervisor:
         slot.lives += 1
         slot.started = None
         try:
-            options = {"max_concurrency": 16, "runtime_env": {"env_vars": slot.env}, **slot.resources}
+            options = {"max_concurrency": 16, "runtime_env": {"env_vars": slot.env}, **slot.needs}
             slot.actor = ray.remote(WorkerActor).options(**options).remote(slot.launch.to_json())
             async with asyncio.timeout(self._pool.start_timeout_s):
                 started = Started(**json.loads(await slot.actor.start.remote()))

@@ -16,6 +16,7 @@ from epdserve.services.config import ConfigError
 from epdserve.services.errors import ServiceError
 from epdserve.services.observability.logs import setup_logging
 from epdserve.services.pool.config import PoolConfig
+from epdserve.services.pool.place import Place
 from epdserve.services.pool.termination import on_sigterm
 from epdserve.services.pool.worker_runner import WorkerRunner
 
@@ -31,6 +32,7 @@ class Launch:
 
     Attributes:
         module: Of the role.
+        host: Address to bind to; empty = what the environment of the node says, with the rest of the place.
         settings: The role's.
         unwanted_path: Entry that Ray puts on ``sys.path`` of its workers, the driver's folder: ours holds folders
             with the names of libraries.
@@ -86,7 +88,7 @@ class WorkerActor:
             module=launch.module,
             pool=PoolConfig.model_validate(launch.pool),
             role=launch.settings,
-            host=launch.host,
+            place=Place(host=launch.host) if launch.host else Place.from_environment(),
         )
         try:
             info = await self._runner.start()

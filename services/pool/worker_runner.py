@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from epdserve.services.errors import ServiceError, Unavailable
 from epdserve.services.pool.config import PoolConfig
+from epdserve.services.pool.place import Place
+from epdserve.services.pool.probe import ProbeServer
 from epdserve.services.pool.registry import Registry, local_incarnation
 from epdserve.services.pool.worker_service import WorkerService, WorkerSettings, build_service
 from epdserve.services.rpc.auth import read_token
@@ -21,6 +24,7 @@ from epdserve.services.types import WorkerInfo, WorkerState
 
 log = logging.getLogger(__name__)
 
+HUNG_S = 120.0  # beyond the longest step, and the longest pause of the event loop
 STOP_PATIENCE_S = 10.0  # a service may take this much longer than its drain
 
 
@@ -40,15 +44,26 @@ class WorkerRunner:
         module: Of the role.
         pool: The pool's settings.
         role: The role's settings.
-        host: Address to bind to.
+        host: Address to bind to, where no place is given.
+        place: Where this worker stands.
     """
 
     def __init__(
-        self, worker: str, *, module: str, pool: PoolConfig, role: dict[str, Any], host: str = "127.0.0.1"
+        self,
+        worker: str,
+        *,
+        module: str,
+        pool: PoolConfig,
+        role: dict[str, Any],
+        host: str = "127.0.0.1",
+        place: Place | None = None,
     ) -> None:
         self.worker = worker
         self.incarnation = ""
-        self._module, self._pool, self._role, self._host = module, pool, role, host
+        self._place = place or Place(host=host)
+        if self._place.machine:
+            pool = pool.model_copy(update={"machine": self._place.machine})
+        self._module, self._pool, self._role = module, pool, role
         self._registry = Registry(
             pool.redis_url,
             namespace=pool.namespace,
@@ -61,6 +76,9 @@ class WorkerRunner:
         self._drain_s = pool.drain_timeout_s
         self._draining = False
         self._registry_away = False
+        self._probes = ProbeServer(self._not_live, self._not_ready)
+        self._beat_at: float | None = None
+        self._step_age_s = 0.0
 
     def info(self) -> WorkerInfo:
         """The facts of this moment."""
@@ -76,8 +94,10 @@ class WorkerRunner:
         """
         self._loop = asyncio.get_running_loop()
         try:
+            await self._take_place()
             self._service = await self._start_service()
         except BaseException:
+            await self._leave_place()
             await self._registry.close()
             raise
         log.info("worker started", extra={"worker": self.worker, "incarnation": self.incarnation})
@@ -95,7 +115,9 @@ class WorkerRunner:
             worker=self.worker,
             incarnation=self.incarnation,
             cluster_token=token,
-            host=self._host,
+            host=self._place.host,
+            port=self._place.port,
+            metrics_port=self._place.metrics_port,
             pool=self._pool,
             role=self._role,
         )
@@ -146,6 +168,7 @@ class WorkerRunner:
         with contextlib.suppress(Unavailable):
             await self._registry.withdraw(self.worker, self.incarnation)
         await self._registry.close()
+        await self._leave_place()
         if stopping.done() and not stopping.cancelled() and (error := stopping.exception()) is not None:
             log.error("worker did not stop cleanly", exc_info=error, extra={"worker": self.worker})
 
@@ -166,6 +189,7 @@ class WorkerRunner:
             ServiceError: The service says that it is broken.
         """
         info = self.info()
+        self._beat_at, self._step_age_s = asyncio.get_running_loop().time(), info.step_age_s
         try:
             accepted = await self._registry.publish(info)
         except Unavailable as error:
@@ -177,3 +201,33 @@ class WorkerRunner:
         if not accepted:
             log.warning("fenced off by a later life", extra={"worker": self.worker})
         return accepted
+
+    # -- what an orchestrator sees ----------------------------------------------------------------------------
+
+    async def _take_place(self) -> None:
+        """Answer probes, and say who this process is, before the model is loaded: that may take minutes."""
+        place = self._place
+        if place.probe_port is not None:
+            await self._probes.start(place.host, place.probe_port)
+        if place.pid_file is not None:
+            try:
+                place.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
+            except OSError as error:
+                raise Unavailable(f"cannot write {place.pid_file}: {error.strerror}") from error
+
+    async def _leave_place(self) -> None:
+        await self._probes.stop()
+        if self._place.pid_file is not None:
+            self._place.pid_file.unlink(missing_ok=True)
+
+    def _not_live(self) -> str:
+        if self._step_age_s > HUNG_S:
+            return f"a step has run for {self._step_age_s:.0f} s"
+        if self._beat_at is not None and asyncio.get_running_loop().time() - self._beat_at > HUNG_S:
+            return "no heartbeat was tried for long"
+        return ""
+
+    def _not_ready(self) -> str:
+        if self._beat_at is None:
+            return "starting"
+        return "draining" if self._draining or self._asked.is_set() else ""

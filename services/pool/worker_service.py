@@ -21,7 +21,9 @@ class WorkerSettings(BaseModel):
         worker: Name of the worker, the same over its lives.
         incarnation: This life.
         cluster_token: Wanted on every call, sent with every call.
-        host: Address to bind to; ports are free ones.
+        host: Address to bind to.
+        port: Of the gRPC server; 0 takes a free one.
+        metrics_port: Likewise, of ``/metrics``.
         pool: Where the registry is, among others.
         role: The role's own settings, checked by the role.
     """
@@ -32,6 +34,8 @@ class WorkerSettings(BaseModel):
     incarnation: str = Field(min_length=1)
     cluster_token: str = Field(min_length=16, repr=False)
     host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535)
+    metrics_port: int = Field(0, ge=0, le=65535)
     pool: PoolConfig
     role: dict[str, Any] = Field(default_factory=dict)
 

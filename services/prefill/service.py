@@ -54,7 +54,13 @@ class PrefillService(EngineService):
 
     def __init__(self, settings: WorkerSettings, role: PrefillSettings) -> None:
         seat = Seat(
-            settings.worker, settings.incarnation, WorkerRole.PREFILL, settings.host, settings.cluster_token
+            settings.worker,
+            settings.incarnation,
+            WorkerRole.PREFILL,
+            settings.host,
+            settings.cluster_token,
+            settings.port,
+            settings.metrics_port,
         )
         super().__init__(seat, role.engine)
         self._pool, self._role = settings.pool, role
@@ -187,7 +193,9 @@ class PrefillService(EngineService):
         seat = self._seat
         images = self._images
         beside = partial(add_encode, images) if images is not None and images.encoding is not None else None
-        return await serve_prefill(self, token=seat.cluster_token, address=f"{seat.host}:0", beside=beside)
+        return await serve_prefill(
+            self, token=seat.cluster_token, address=f"{seat.host}:{seat.port}", beside=beside
+        )
 
     async def _drain(self, drain_s: float) -> None:
         """Let what runs end and be pulled, then fail the rest."""

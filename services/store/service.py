@@ -87,11 +87,11 @@ class StoreService:
         settings, parts = self._settings, self._parts
         await parts.open(exits)
         self._metrics_server = await asyncio.to_thread(
-            MetricsServer, parts.registry, address=f"{settings.host}:0"
+            MetricsServer, parts.registry, address=f"{settings.host}:{settings.metrics_port}"
         )
         exits.push_async_callback(self._metrics_server.aclose)
         self._server: RpcServer = await serve_store(
-            self, token=settings.cluster_token, address=f"{settings.host}:0"
+            self, token=settings.cluster_token, address=f"{settings.host}:{settings.port}"
         )
         exits.push_async_callback(self._server.stop, grace_s=1.0)
 
