@@ -1,0 +1,48 @@
+"""Chooses by device: Triton for tensors on a GPU, the reference for all others. The only place that does.
+
+A family's ``__init__.py`` exports ``on_device(reference, "<module>:<launcher>")``. The module with the kernel is
+imported at the first call that needs it, so nothing here needs Triton where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar, cast
+
+from torch import Tensor
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def on_device(reference: Callable[_P, _R], launcher: str) -> Callable[_P, _R]:
+    """``reference`` for tensors in host memory, ``launcher`` for tensors on a GPU.
+
+    Args:
+        reference: Its first argument is a tensor and is given by position; its device decides.
+        launcher: ``"norm.rms:rms_norm"``: a module below ``epdserve.kernels`` and the name of a function in it, with
+            the arguments, the result and the errors of the reference.
+
+    Returns:
+        A function with the reference's signature; ``inspect.unwrap`` gives the reference, ``launcher`` the name.
+    """
+    launched: list[Callable[_P, _R]] = []
+
+    @wraps(reference)
+    def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not cast(Tensor, args[0]).is_cuda:
+            return reference(*args, **kwargs)
+        if not launched:
+            launched.append(cast(Callable[_P, _R], load_launcher(launcher)))
+        return launched[0](*args, **kwargs)
+
+    choose.launcher = launcher  # type: ignore[attr-defined]
+    return choose
+
+
+def load_launcher(launcher: str) -> Callable[..., object]:
+    """The function that ``launcher`` names; imports Triton."""
+    module, _, name = launcher.partition(":")
+    return cast(Callable[..., object], getattr(importlib.import_module(f"epdserve.kernels.{module}"), name))
