@@ -26,6 +26,9 @@ def test_a_whole_step_is_the_golden_one() -> None:
     torch.testing.assert_close(pre, golden["step.pre"], atol=1e-6, rtol=0)
     torch.testing.assert_close(post, golden["step.post"], atol=1e-6, rtol=0)
     torch.testing.assert_close(comb, golden["step.comb"], atol=1e-6, rtol=0)
+    of_mixes = coefficients_from_mixes(golden["step.mixes"], golden["scale"], golden["base"], 4, ITERS, EPS)
+    for found, projected in zip((pre, post, comb), of_mixes, strict=True):
+        torch.testing.assert_close(found, projected, atol=1e-6, rtol=0)
     collapsed = collapse(streams, golden["step.carried_pre"])
     torch.testing.assert_close(collapsed, golden["step.collapsed"], atol=1e-6, rtol=0)
     expanded = expand(streams, golden["step.sublayer_out"], post, comb)

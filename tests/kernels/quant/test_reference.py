@@ -84,6 +84,11 @@ def test_quantisers_give_the_golden_bytes(name: str, codes: str, scales: str, fu
     got = quantize(golden["x"])
     assert torch.equal(got[0], golden[codes])
     assert torch.equal(got[1], golden[scales])
+    decode_scale = decode_e4m3 if functions == "fp4_e4m3" else decode_e8m0
+    assert torch.equal(bits(decode_scale(got[1])), bits(golden["scale"]))
+    if "code" in golden:
+        nibbles = torch.stack([got[0] & 15, got[0] >> 4], dim=-1).flatten(1)
+        assert torch.equal(nibbles, golden["code"])
     assert torch.equal(bits(dequantize(*got)), bits(golden["dequant"]))
     assert torch.equal(bits(round_trip(golden["x"])), bits(golden["dequant"]))
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 from epdserve.kernels.linear import linear
 from epdserve.kernels.quant import (
+    decode_e8m0,
     dequantize_fp8_blocks,
     dequantize_mxfp4,
+    quantize_fp8,
     quantize_fp8_blocks,
     quantize_mxfp4,
     round_fp8,
@@ -15,6 +17,9 @@ from support.kernel_rows import bits, block, randn
 
 def test_products_with_quantised_weights_match_the_golden_sums() -> None:
     golden = block("scaled_matmul")
+    codes, scales = quantize_fp8(golden["x"].float())
+    assert torch.equal(codes, golden["x_q"])
+    assert torch.equal(decode_e8m0(scales), golden["x_scale"])
     x = round_fp8(golden["x"].float())
     fp8 = dequantize_fp8_blocks(golden["fp8_weight"], golden["fp8_scale"])
     fp4 = dequantize_mxfp4(golden["fp4_weight"], golden["fp4_scale"])

@@ -17,6 +17,11 @@ def test_tables_are_the_golden_ones(name: str) -> None:
     cos, sin = rotations(golden[f"{name}.rows"], golden[f"{name}.inv_freq"])
     torch.testing.assert_close(cos, golden[f"{name}.cos"], atol=2e-7, rtol=0)
     torch.testing.assert_close(sin, golden[f"{name}.sin"], atol=2e-7, rtol=0)
+    # The product that is rounded to float32 is the right one: without it the far rows turn to other angles
+    exact = golden[f"{name}.rows"].double()[:, None] * golden[f"{name}.inv_freq"].double()
+    for function, of_exact in ((torch.cos, "cos_exact_product"), (torch.sin, "sin_exact_product")):
+        torch.testing.assert_close(function(exact).float(), golden[f"{name}.{of_exact}"], atol=2e-7, rtol=0)
+    assert (cos - golden[f"{name}.cos_exact_product"]).abs().max() > 1e-3
 
 
 def test_rotation_and_back_are_the_golden_ones() -> None:
