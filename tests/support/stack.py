@@ -43,6 +43,10 @@ class Stack:
         state: dict[str, Any] = json.loads((self._state_dir / "state.json").read_text())
         return state
 
+    def printed(self) -> str:
+        """What ``up`` has printed so far."""
+        return self._state_dir.with_suffix(".out").read_text()
+
     def chat(self, content: str, **fields: Any) -> httpx.Response:
         """One request that is not streamed: greedy, without thinking, 8 tokens, unless told otherwise."""
         return self.http.post("/v1/chat/completions", json=self.body(content, **fields))

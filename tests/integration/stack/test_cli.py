@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,20 @@ def run(*arguments: str, module: str = "epdserve.services.cli", status: int = 0)
     )
     assert done.returncode == status, done.stderr
     return done.stdout if status == 0 else done.stderr
+
+
+def test_what_up_prints_can_be_pasted(stack: Stack) -> None:
+    printed = stack.printed().replace('"max_tokens": 256', '"max_tokens": 4').replace("=256", "=4")
+    assert f"epdserve is ready at {stack.base_url} " in printed
+    before, snippet = printed.split("\n  from openai", 1)
+    command, url, *arguments = shlex.split(before[before.index("  curl ") :])
+    assert (command, arguments[::2]) == ("curl", ["-H", "-d"])
+    answer = httpx.post(url, content=arguments[3], headers=dict([arguments[1].split(": ")]), timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    program = textwrap.dedent("  from openai" + snippet.partition("\n\n")[0])
+    run = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("ChatCompletionMessage("), done.stderr
 
 
 def test_chat_answers_with_a_receipt(stack: Stack) -> None:
