@@ -36,6 +36,7 @@ def run(model_dir: Path, ids_file: Path, out_file: Path, options: LogitsOptions)
     from epdserve.model import logits
     from epdserve.model.errors import ModelError
     from epdserve.model.precision import Precision
+    from safetensors import SafetensorError
 
     plan = logits.LogitsPlan(
         prefill=options.prefill,
@@ -47,6 +48,6 @@ def run(model_dir: Path, ids_file: Path, out_file: Path, options: LogitsOptions)
         rows, vocabulary = logits.run(
             model_dir, ids_file, out_file, precision=Precision(options.precision), plan=plan
         )
-    except (ValueError, OSError, ModelError) as error:
+    except (ValueError, OSError, ModelError, SafetensorError) as error:
         raise CommandError(str(error)) from error
     print(f"wrote {out_file}: logits [{rows}, {vocabulary}] float32")

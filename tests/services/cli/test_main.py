@@ -80,6 +80,12 @@ def test_logits_come_from_ids(tmp_path: Path) -> None:
     assert np.isfinite(logits).all()
 
 
+def test_logits_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text("[3]")
+    with pytest.raises(CommandError, match="directory"):
+        run_logits(GOLDEN_MODEL, tmp_path / "ids.json", tmp_path, OPTIONS)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[1.5]", '["1"]', "[true]", "[-1]", "[[1]]", "[512]"])
 def test_what_is_no_list_of_ids_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "ids.json").write_text(content)
