@@ -6,6 +6,7 @@ shares the cores with the server when both run on one machine, and figures say s
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +19,18 @@ CONNECT_TIMEOUT_S = 10.0
 class Outcome:
     """What came back for one request.
 
-    ``text_at`` holds the arrival time of every event that carried text; one event may carry several tokens,
-    so the number of tokens comes from the server's usage.
+    ``text_at`` holds the arrival time of every event that carried text or a piece of a call; one event may carry
+    several tokens, so the number of tokens comes from the server's usage. ``text`` is reasoning and content.
     """
 
     sent_at: float
     text_at: list[float] = field(default_factory=list)
     ended_at: float = 0.0
+    status: int = 0
     text: str = ""
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     receipt: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +90,12 @@ async def first_model(client: httpx.AsyncClient) -> str:
 
 
 async def stream_chat(
-    client: httpx.AsyncClient, body: dict[str, Any], outcome: Outcome | None = None
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    outcome: Outcome | None = None,
+    *,
+    receipt: bool = True,
+    headers: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Send one request and read its stream to the end. Failures are outcomes, not exceptions.
 
@@ -93,11 +103,16 @@ async def stream_chat(
         client: From ``new_client``.
         body: Of the request.
         outcome: Filled as events arrive, for callers that look at it before the end.
+        receipt: Ask for this server's receipt; another server may refuse a field that it does not know.
+        headers: Beside the client's own.
     """
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}, "receipt": True}
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    if receipt:
+        asked["receipt"] = True
     outcome = outcome or Outcome(sent_at=time.monotonic())
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        async with client.stream("POST", "/v1/chat/completions", json=asked, headers=headers) as answer:
+            outcome.status = answer.status_code
             if answer.status_code != httpx.codes.OK:
                 outcome.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
             else:
@@ -109,18 +124,19 @@ async def stream_chat(
 
 
 async def _read(answer: httpx.Response, outcome: Outcome) -> None:
-    text: list[str] = []
+    pieces = _Pieces([], [])
     async for line in answer.aiter_lines():
         if not line.startswith("data:"):
             continue
         data = line[5:].strip()
         if data == "[DONE]":
             break
-        _take(json.loads(data), outcome, text)
-    outcome.text = "".join(text)
+        _take(json.loads(data), outcome, pieces)
+    outcome.reasoning, outcome.content = "".join(pieces.reasoning), "".join(pieces.content)
+    outcome.text = outcome.reasoning + outcome.content
 
 
-def _take(event: dict[str, Any], outcome: Outcome, text: list[str]) -> None:
+def _take(event: dict[str, Any], outcome: Outcome, pieces: "_Pieces") -> None:
     if error := event.get("error"):
         outcome.error = str(error.get("message", error))
     if usage := event.get("usage"):
@@ -129,8 +145,28 @@ def _take(event: dict[str, Any], outcome: Outcome, text: list[str]) -> None:
         outcome.receipt = receipt
     for choice in event.get("choices", ()):
         delta = choice.get("delta", {})
-        piece = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
-        if piece:
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        content, calls = delta.get("content") or "", delta.get("tool_calls") or ()
+        if reasoning or content or calls:
             outcome.text_at.append(time.monotonic())
-            text.append(piece)
+            pieces.reasoning.append(reasoning)
+            pieces.content.append(content)
+        for call in calls:
+            _take_call(call, outcome.tool_calls)
         outcome.finish_reason = choice.get("finish_reason") or outcome.finish_reason
+
+
+def _take_call(piece: dict[str, Any], calls: list[dict[str, Any]]) -> None:
+    """A call comes in pieces: its name first, then its arguments bit by bit."""
+    while len(calls) <= int(piece.get("index", 0)):
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[int(piece.get("index", 0))], piece.get("function") or {}
+    call["id"] = piece.get("id") or call["id"]
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    reasoning: list[str]
+    content: list[str]

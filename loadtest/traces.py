@@ -2,15 +2,18 @@
 
 A trace names each 512-token block of a prompt by a number; equal numbers stand for equal prefixes up to there. So
 cache hits can be counted without any text. Public traces are not in this repository: the files that
-``read_mooncake`` takes are ``mooncake_conversation.jsonl.gz`` and the like of the Mooncake project's FAST'25 release.
+``read_mooncake`` takes are ``mooncake_conversation.jsonl.gz`` and the like of the Mooncake project's FAST'25 release,
+those of ``read_azure`` the LLM inference traces of Azure's public data set (2023).
 """
 
+import csv
 import gzip
 import heapq
 import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +22,15 @@ BLOCK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One prompt: when it came, how long it is, and its blocks, the last of which may be part full."""
+    """One prompt: when it came, how long it is, and its blocks, the last of which may be part full.
+
+    ``blocks`` is empty and ``answer_tokens`` 0 where a trace does not tell.
+    """
 
     at_s: float
     prompt_tokens: int
     blocks: tuple[int, ...]
+    answer_tokens: int = 0
 
 
 def read_mooncake(path: Path) -> list[TracedRequest]:
@@ -34,7 +41,21 @@ def read_mooncake(path: Path) -> list[TracedRequest]:
         for line in lines:
             row = json.loads(line)
             blocks = tuple(row["hash_ids"])
-            requests.append(TracedRequest(row["timestamp"] / 1000, row["input_length"], blocks))
+            answer = int(row.get("output_length", 0))
+            requests.append(TracedRequest(row["timestamp"] / 1000, row["input_length"], blocks, answer))
+    return sorted(requests, key=lambda request: request.at_s)
+
+
+def read_azure(path: Path) -> list[TracedRequest]:
+    """Requests of a trace in the format of Azure's LLM inference traces, in order of time: lengths, no prefixes."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    requests = []
+    with opened(path, "rt", newline="") as lines:
+        for row in csv.DictReader(lines):
+            # seven digits of a second, one more than the library reads
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
+            lengths = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            requests.append(TracedRequest(at.timestamp(), lengths[0], (), lengths[1]))
     return sorted(requests, key=lambda request: request.at_s)
 
 

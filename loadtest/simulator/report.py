@@ -8,20 +8,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from epdserve.loadtest import pages
 from epdserve.loadtest.simulator.caches import TIERS
 from epdserve.loadtest.simulator.figures import Figures
 from epdserve.loadtest.simulator.planner import Plan
-from epdserve.loadtest.simulator.svg import Line, bars, lines
 from epdserve.loadtest.simulator.sweep import LEVELS, Point
 from epdserve.loadtest.simulator.tables import half_width, spread
-
-_STYLE: Final = (
-    "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:1000px;padding:0 1em;color:#1f2328}"
-    "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #d0d7de;padding:3px 8px;text-align:right}"
-    "th:first-child,td:first-child{text-align:left}figure{display:inline-block;width:460px;margin:8px}"
-    "figcaption{font-weight:600}svg{width:100%}text{font-size:11px;fill:#57606a}"
-    ".axis{stroke:#57606a}.grid{stroke:#eaeef2}"
-)
+from epdserve.loadtest.svg import Line, bars, lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +78,17 @@ def comparison(one: Told, other: Told) -> list[list[str]]:
 def page(told: Sequence[Told]) -> str:
     """The page."""
     title = " and ".join(one.name for one in told)
-    parts = [f"<h1>{escape(title)}</h1>"]
+    parts = [pages.heading(title, 1)]
     for one in told:
-        parts += [f"<h2>{escape(one.name)}</h2>", _html(table(one))]
+        parts += [pages.heading(one.name), pages.table(table(one))]
         if one.plan is not None:
             parts.append(_plan(one.plan))
     if len(told) == 2:
         names = f"{told[1].name} less {told[0].name}, same seeds"
-        parts += [f"<h2>{escape(names)}</h2>", _html(comparison(*told))]
+        parts += [pages.heading(names), pages.table(comparison(*told))]
     parts += _plots(told)
-    parts += [
-        f"<details><summary>{escape(one.name)}: its file</summary><pre>{escape(one.source)}</pre></details>"
-        for one in told
-    ]
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
+    parts += [pages.details(f"{one.name}: its file", one.source) for one in told]
+    return pages.page(title, parts)
 
 
 def _plots(told: Sequence[Told]) -> list[str]:
@@ -188,11 +175,4 @@ def _plan(plan: Plan) -> str:
         [str(one.prefills), str(one.decodes), f"{one.served_ratio:.3f}", "yes" if one.enough else "no"]
         for one in plan.trials
     ]
-    return f"<p>For {plan.rate:.2f} requests/s: {escape(words)}.</p>{_html(rows)}"
-
-
-def _html(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines_ = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table><tr>{cells}</tr>{lines_}</table>"
+    return f"<p>For {plan.rate:.2f} requests/s: {escape(words)}.</p>{pages.table(rows)}"

@@ -1,5 +1,5 @@
 import pytest
-from epdserve.loadtest.arrivals import at_once, poisson
+from epdserve.loadtest.arrivals import at_once, bursts, poisson, ramp
 
 
 def test_same_seed_gives_same_arrivals() -> None:
@@ -26,3 +26,20 @@ def test_rate_must_be_positive(rate_per_s: float) -> None:
 
 def test_at_once_means_no_delay() -> None:
     assert at_once(3) == [0.0, 0.0, 0.0]
+
+
+def test_bursts_come_together_at_the_mean_rate() -> None:
+    offsets = bursts(10.0, 4000, size=8, seed=1)
+    assert len(offsets) == 4000
+    assert len(set(offsets)) == 500
+    assert len(offsets) / offsets[-1] == pytest.approx(10.0, rel=0.15)
+    with pytest.raises(ValueError, match="size"):
+        bursts(1.0, 3, size=0, seed=1)
+
+
+def test_a_ramp_gets_faster() -> None:
+    offsets = ramp(1.0, 9.0, 2000, seed=1)
+    early, late = offsets[500] - offsets[0], offsets[1999] - offsets[1499]
+    assert early / late > 3
+    with pytest.raises(ValueError, match="positive"):
+        ramp(1.0, 0.0, 3, seed=1)

@@ -16,7 +16,7 @@ def test_a_trace_is_read_in_order_of_time(tmp_path: Path) -> None:
     file = tmp_path / "mooncake_small.jsonl.gz"
     with gzip.open(file, "wt") as out:
         out.writelines(json.dumps(row) + "\n" for row in rows)
-    assert read_mooncake(file) == [TracedRequest(0.5, 1024, (0, 1)), TracedRequest(2.0, 600, (0, 2))]
+    assert read_mooncake(file) == [TracedRequest(0.5, 1024, (0, 1), 5), TracedRequest(2.0, 600, (0, 2), 5)]
 
 
 def test_made_up_conversations_grow_share_heads_and_repeat_themselves() -> None:

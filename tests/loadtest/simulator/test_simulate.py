@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from epdserve.loadtest.simulator.planner import Planner
 from epdserve.loadtest.simulator.scenario import ScenarioError, ScenarioFile, read_scenario
-from epdserve.loadtest.simulator.svg import Line, lines
 from epdserve.loadtest.simulator.sweep import sweep
+from epdserve.loadtest.svg import Line, lines
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.simulate import SimulateOptions, run
 from support.repository import ROOT
