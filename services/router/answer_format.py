@@ -10,6 +10,7 @@ from typing import Any, Final
 import orjson
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.grammar import formats
+from epdserve.services.grammar.ebnf import is_ebnf, lark_of
 from epdserve.services.sampling import Grammar, GrammarKind
 
 
@@ -78,6 +79,7 @@ OLD_NAMES: Final[dict[str, str]] = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "ebnf": "grammar",
     "json_schema": "json",
     "regex": "regex",
 }
@@ -131,9 +133,16 @@ def _of_text(kind: GrammarKind, value: Any, param: str) -> AnswerFormat:
     return AnswerFormat(grammar=Grammar(kind, value))
 
 
+def _of_grammar(value: Any, param: str) -> AnswerFormat:
+    """Lark, or EBNF as SGLang and vLLM take it."""
+    if isinstance(value, str) and is_ebnf(value):
+        value = lark_of(value, param=param)
+    return _of_text(GrammarKind.LARK, value, param)
+
+
 _READERS: Final[dict[str, Callable[[Any, str], AnswerFormat]]] = {
     "json": _of_json,
     "regex": partial(_of_text, GrammarKind.REGEX),
     "choice": _of_choice,
-    "grammar": partial(_of_text, GrammarKind.LARK),
+    "grammar": _of_grammar,
 }

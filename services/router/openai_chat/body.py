@@ -39,7 +39,6 @@ class ChatBody(SamplingBody):
         "modalities": unless(["text"]),
         "audio": unless(),
         "web_search_options": unless(),
-        "ebnf": unless(),
         "skip_special_tokens": unless(True),
         "echo": unless(False),
         "thinking_token_budget": unless(),

@@ -126,7 +126,7 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ("continue_final_message", True),
         ("add_generation_prompt", False),
         ("effort_floor", 0),
-        ("ebnf", "root ::= x"),
+        ("ebnf", "root ::= x"),  # x has no rule
         ("deadline_s", 0),
         ("exact", "yes"),
     ],
