@@ -27,12 +27,14 @@ class RouterConfig(BaseModel):
         unwrap_arguments: Take a call's arguments out of a property "arguments" or "input" that no schema has.
         tokens_per_event: Tokens that may share an event of a stream; 0 = all that are ready together.
         keep_alive_s: A silent stream gets a comment this often.
+        keep_alive_whole: A whole answer gets a blank line before it as often; its status is 200 from then on.
         send_stall_s: A client that takes no bytes for so long is gone.
         decode_stall_s: A decode worker that sends nothing for so long is lost.
         replacement_wait_s: How long a request whose worker died waits for another one to appear.
         max_resumes: How often a stream may go on elsewhere after its decode worker died.
         isolation: Whose prompts may share cached blocks: everybody's, a key's, or a user's of a key.
         memo_bytes: Drawn ids of delivered messages that are remembered, so that the next turn hits them.
+        placement: By expected cost; ``round_robin`` is there to be compared with.
         images: What images are taken, and from where.
         slo: What requests are meant to see, and whether those that will not are refused.
         keys_file: One ``NAME KEY`` or ``NAME sha256:HEX`` a line; absent = no keys wanted.
@@ -79,8 +81,11 @@ class RouterConfig(BaseModel):
     memo_bytes: int = Field(default=64 * 2**20, ge=0)
     tokens_per_event: int = Field(default=0, ge=0)
     keep_alive_s: float = Field(default=12.0, gt=0)
+    keep_alive_whole: bool = True
     send_stall_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=30.0, gt=0)
+
+    placement: Literal["cost", "round_robin"] = "cost"
 
     images: ImageSettings = ImageSettings()
 

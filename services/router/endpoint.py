@@ -117,6 +117,8 @@ class Endpoint(ABC):
         try:
             if not exchange.started:
                 await exchange.answer_error(failure, self._errors.body(failure, name))
+            elif exchange.whole:
+                await exchange.stream(self._errors.body(failure, name), last=True)
             elif exchange.say_failure is not None:
                 await exchange.stream(exchange.say_failure(failure), last=True)
             else:

@@ -39,6 +39,7 @@ class Exchange:
     Attributes:
         started: Whether the status line has left.
         status: Its status, 0 before.
+        whole: A whole answer has begun before it was known.
         say_failure: Bytes that end a stream which has begun; None = as the endpoint says it.
         writes: How often bytes of a stream were handed to the server.
     """
@@ -53,7 +54,7 @@ class Exchange:
         self._complete = False
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.say_failure: Callable[[ServiceError], bytes] | None = None
-        self.started = False
+        self.started = self.whole = False
         self.status = 0
         self.writes = 0
 
@@ -141,6 +142,23 @@ class Exchange:
         await self._write(body, more=True)
         await self._discard()
         await self._write(b"", more=False)
+
+    async def wait_visibly(self) -> None:
+        """Begin a whole JSON answer if it has not begun, with a blank line: readers of JSON skip it, proxies see life.
+
+        The status is said with it: what goes wrong afterwards can only be said in the body.
+        """
+        if not self.started:
+            self.whole = True
+            await self._start(200, [_JSON])
+        await self.stream(b"\n")
+
+    async def finish_answer(self, body: bytes) -> None:
+        """A whole JSON answer, or the rest of one that has begun."""
+        if self.started:
+            await self.stream(body, last=True)
+        else:
+            await self.answer(200, body)
 
     async def start_stream(self) -> None:
         """Headers of an event stream."""

@@ -82,7 +82,8 @@ def assemble(
     """
     tokenizer = tokenizer if tokenizer is not None else RouterTokenizer.from_directory(config.model_dir)
     ledger = InFlightLedger()
-    placer = Placer(cluster, ledger, targets=Targets(config.slo.ttft_target_s, config.slo.tpot_target_s))
+    targets = Targets(config.slo.ttft_target_s, config.slo.tpot_target_s)
+    placer = Placer(cluster, ledger, targets=targets, in_turn=config.placement == "round_robin")
     foresight = Foresight(config.slo, placer.estimates, clock)
     limits = PipelineLimits(
         decode_stall_s=config.decode_stall_s,

@@ -88,7 +88,15 @@ class Placer:
         model_name: str = "",
         estimates: Estimates | None = None,
         targets: Targets = Targets(),
+        in_turn: bool = False,
     ) -> None:
+        """A placer.
+
+        Args:
+            in_turn: Workers take requests one after the other, whatever they hold: what placement is compared with.
+        """
+        self._in_turn = in_turn
+        self._turns = 0
         self._cluster = cluster
         self.ledger = ledger
         self._model_name = model_name
@@ -196,12 +204,24 @@ class Placer:
         return Route(prefill, decode, min(own, choice.wanted.prompt_tokens - 1), lambda: self._decide(choice))
 
     def _choose(self, choice: _Choice) -> Route:
-        """The best pair of one layout."""
+        """The best pair of one layout, or the next one."""
+        if self._in_turn:
+            return self._next(choice)
         decision = self._decide(choice)
         chosen = decision.chosen
         prefill = next(info for info in choice.prefills if info.worker == chosen.prefill)
         decode = next(info for info in choice.decodes if info.worker == chosen.decode)
         return Route(prefill, decode, chosen.hit_tokens, lambda: decision)
+
+    def _next(self, choice: _Choice) -> Route:
+        prefills = sorted(choice.prefills, key=lambda info: info.worker)
+        decodes = sorted(choice.decodes, key=lambda info: info.worker)
+        prefill, decode = prefills[self._turns % len(prefills)], decodes[self._turns % len(decodes)]
+        self._turns += 1
+        held = choice.hits.get(prefill.worker, 0)
+        return Route(
+            prefill, decode, min(held, choice.wanted.prompt_tokens - 1), lambda: self._decide(choice)
+        )
 
     def _decide(self, choice: _Choice) -> Decision:
         prefills = sorted(choice.prefills, key=lambda info: info.worker)

@@ -124,7 +124,7 @@ class Run:
                     await self._stream(feed)
                     return
                 body = await self._whole(feed)
-            await self._exchange.answer(200, body)
+            await self._exchange.finish_answer(body)
         except LessEffort:
             comes_again = True
             raise
@@ -133,10 +133,16 @@ class Run:
                 self._record()
 
     async def _whole(self, feed: TokenFeed) -> bytes:
-        """One answer."""
+        """One answer. A client that waits long sees blank lines, whether tokens come or not."""
         messages = [Message() for _ in self._asked.parsers]
+        loop, pause_s = asyncio.get_running_loop(), self._parts.config.keep_alive_s
+        seen_at = loop.time()
         while self._open:
-            for choice, deltas, ending in await self._next(feed) or ():
+            news = await self._next(feed)
+            if self._parts.config.keep_alive_whole and loop.time() - seen_at >= pause_s:
+                await self._exchange.wait_visibly()
+                seen_at = loop.time()
+            for choice, deltas, ending in news or ():
                 messages[choice].add(deltas)
                 if ending is not None:
                     messages[choice].ending = ending

@@ -21,9 +21,9 @@ class BodyLimits:
         depth: Objects and lists inside one another.
     """
 
-    messages: int = 0
-    parts: int = 0
-    tools: int = 0
+    messages: int = 10_000
+    parts: int = 1_000
+    tools: int = 1_024
     stops: int = 16
     depth: int = 200
 

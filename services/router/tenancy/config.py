@@ -39,9 +39,9 @@ class TenancySettings(BaseModel):
     shared_limits: bool = True
     open_without_keys: bool = False
     admin_port: int | None = Field(default=None, ge=0, le=65535)
-    max_messages: Count = 0
-    max_parts: Count = 0
-    max_tools: Count = 0
+    max_messages: Count = 10_000
+    max_parts: Count = 1_000
+    max_tools: Count = 1_024
     max_stops: Count = 16
     max_depth: Count = 200
     tls_cert_file: Path | None = None

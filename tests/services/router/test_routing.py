@@ -120,3 +120,12 @@ async def test_a_sole_pair_counts_on_its_pages_and_on_the_store_where_that_holds
     assert (await placed(cluster)).hit_tokens == 64
     cluster.held = {key: {"p0", "s0"} if at < 4 else {"s0"} for at, key in enumerate(chain)}
     assert (await placed(cluster)).hit_tokens == 192
+
+
+async def test_placement_in_turn_looks_at_nothing_and_takes_everyone() -> None:
+    infos = pool(prefills=2)
+    infos[0] = replace(infos[0], queued_tokens=50_000)
+    placer = Placer(FakeCluster(infos=infos), InFlightLedger(), in_turn=True)
+    routes = [await placer.place(PROMPT, tenant_key=KEY, forecast=fixed(100)) for _ in range(6)]
+    names = [(route.prefill.worker, route.decode.worker) for route in routes]
+    assert names == [("p0", "d0"), ("p1", "d1"), ("p0", "d2"), ("p1", "d0"), ("p0", "d1"), ("p1", "d2")]

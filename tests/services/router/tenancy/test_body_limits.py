@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.router.tenancy.body_limits import BodyLimits
+from epdserve.services.router.tenancy.config import TenancySettings
 
 LIMITS = BodyLimits(messages=2, parts=3, tools=1, stops=2, depth=5)
 
@@ -34,6 +35,24 @@ def test_too_much_is_refused_by_name(body: dict[str, Any], param: str) -> None:
         LIMITS.check(body)
     assert caught.value.param == param
     BodyLimits(0, 0, 0, 0, 0).check(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [{}] * 10_001}, "messages"),
+        ({"input": ["a"] * 10_001}, "input"),
+        ({"messages": [{"content": ["a"] * 1_001}]}, "messages.content"),
+        ({"tools": [{}] * 1_025}, "tools"),
+        ({"stop": ["a"] * 10_000}, "stop"),
+        ({"metadata": {"a": nested(200)}}, "metadata"),
+    ],
+)
+def test_limits_that_nobody_set_are_there(body: dict[str, Any], param: str) -> None:
+    for limits in (BodyLimits(), TenancySettings().body_limits):
+        with pytest.raises(InvalidRequest) as caught:
+            limits.check(body)
+        assert caught.value.param == param
 
 
 def test_what_is_within_the_limits_passes() -> None:

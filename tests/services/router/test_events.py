@@ -1,0 +1,40 @@
+"""One event a token out of what several tokens gave together."""
+
+import pytest
+from epdserve.services.router.events import Delta, Kind, cut_by_token
+
+PIECES = {1: b"Hel", 2: b"lo", 3: b" ", 4: b"\xe2\x82", 5: b"\xac", 6: b"", 7: b"\xff"}
+
+
+def cut(text: str, *ids: int, kind: Kind = Kind.CONTENT) -> list[str]:
+    return [delta.text for delta in cut_by_token([Delta(kind, text)], ids, PIECES.__getitem__)]
+
+
+@pytest.mark.parametrize("kind", [Kind.CONTENT, Kind.REASONING])
+def test_each_token_gets_its_piece(kind: Kind) -> None:
+    assert cut("Hello ", 1, 2, 3, kind=kind) == ["Hel", "lo", " "]
+
+
+def test_tokens_of_one_character_share_a_piece_and_empty_ones_have_none() -> None:
+    assert cut("Hel\N{EURO SIGN}lo", 1, 4, 6, 5, 2) == ["Hel", "\N{EURO SIGN}", "lo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("Hel", (1, 4)),  # half a character is held back
+        ("\N{EURO SIGN}lo", (5, 2)),  # it began in an earlier batch
+        ("lo", (1, 2)),  # something was swallowed
+        ("Hello", (1, 2, 7)),  # never text
+    ],
+)
+def test_what_is_not_just_the_text_of_the_ids_stays_whole(text: str, ids: tuple[int, ...]) -> None:
+    assert cut(text, *ids) == [text]
+
+
+def test_calls_and_several_deltas_stay_as_they_are() -> None:
+    call = [Delta(Kind.ARGUMENTS, "Hello")]
+    both = [Delta(Kind.REASONING, "Hel"), Delta(Kind.CONTENT, "lo")]
+    assert cut_by_token(call, (1, 2), PIECES.__getitem__) is call
+    assert cut_by_token(both, (1, 2), PIECES.__getitem__) is both
+    assert cut_by_token([], (6,), PIECES.__getitem__) == []
