@@ -23,6 +23,45 @@ _WORDS: Final = {
 }
 
 
+class GatheringTransport:
+    """A transport whose writes of one round of the loop leave together, as one system call.
+
+    Each call lets Python's lock go, and to get it back from a thread takes longer than the call. A status line leaves
+    with its first events this way, and a stream's last event with the end of the body.
+    """
+
+    __slots__ = ("_loop", "_parts", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Write, before the loop looks for anything new."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Close once everything is written."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._parts.clear()
+        self._transport.abort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
 class RouterHttpProtocol(HttpToolsProtocol):
     """One connection. Limits are class attributes because uvicorn makes the instances; see ``protocol_with``."""
 
@@ -41,6 +80,7 @@ class RouterHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > self.max_connections:
             self._refuse(503, b"too many connections")
             return
+        self.transport = GatheringTransport(transport, self.loop)  # type: ignore[assignment]
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -25,6 +25,7 @@ _KEY_BYTES: Final = 16
 _ENTRY_BYTES: Final = 200  # of an entry beside its ids
 _MOST_WAITING: Final = 64
 _FORGOTTEN: Final = 16_384  # keys remembered after their ids were dropped
+_AT_ONCE: Final = 64  # ids of an answer that cost less to encode than the way to a thread and back
 
 
 class Turn(Enum):
@@ -105,8 +106,11 @@ class TurnMemo:
         """``note`` in a thread of its own: encoding two thousand tokens takes some ten milliseconds.
 
         Args:
-            told: What ``note`` says; called in that thread.
+            told: What ``note`` says; called in that thread, or here for a short answer.
         """
+        if len(drawn) <= _AT_ONCE:
+            told(self.note(tenant_key, prompt, drawn))
+            return
         if not self._waiting.acquire(blocking=False):
             told([Kept.BUSY])
             return

@@ -106,13 +106,15 @@ class Pipeline:
         emitted = trail.drawn
         loop = asyncio.get_running_loop()
         lost: set[Life] = set()
+        forecast = self._placer.estimates.forecast(request)
         while True:
             if start is None:
-                route, handle = await self._place(request, emitted, lost, trail), None
+                route, handle = await self._place(request, emitted, lost, trail, forecast), None
             else:
                 route, handle, start = start.route, start.handle, None
             try:
-                async with aclosing(self._attempt(route, handle, request, emitted, trail)) as chunks:
+                attempt = self._attempt(route, handle, request, emitted, trail, forecast)
+                async with aclosing(attempt) as chunks:
                     async for chunk in chunks:
                         emitted.extend(chunk.tokens)
                         yield chunk
@@ -135,10 +137,11 @@ class Pipeline:
             ServiceError: It failed twice, or nothing can take it.
         """
         lost: set[Life] = set()
+        forecast = self._placer.estimates.forecast(request)
         while True:
-            route = await self._place(request, [], lost, trail)
+            route = await self._place(request, [], lost, trail, forecast)
             try:
-                result = await self._prefill(route, request.tokens, request, trail)
+                result = await self._prefill(route, request.tokens, request, trail, forecast)
             except Unavailable as error:
                 _heed_cancellation()
                 self._note_loss(error, route, False, lost, trail)
@@ -146,13 +149,17 @@ class Pipeline:
             return [Start(route, handle) for handle in result.handles]
 
     async def _place(
-        self, request: GenerateRequest, emitted: list[int], lost: set[Life], trail: Trail
+        self,
+        request: GenerateRequest,
+        emitted: list[int],
+        lost: set[Life],
+        trail: Trail,
+        forecast: LengthForecast,
     ) -> Route:
         """A route; after a loss, wait a while for a replacement rather than fail."""
         loop = asyncio.get_running_loop()
         give_up_at = min(request.deadline_at, loop.time() + self._limits.replacement_wait_s) if lost else 0.0
         while True:
-            forecast = self._placer.estimates.forecast(request)
             try:
                 route = await self._placer.place(
                     _continued(request.tokens, emitted),
@@ -203,17 +210,18 @@ class Pipeline:
         request: GenerateRequest,
         emitted: list[int],
         trail: Trail,
+        forecast: LengthForecast,
     ) -> AsyncGenerator[TokenChunk, None]:
         """A prefill unless there is a handle, and the decode after it.
 
         Both workers count the request from the start: it is coming to them.
         """
         tokens = _continued(request.tokens, emitted)
-        forecast = self._placer.estimates.forecast(request)
         expected = forecast.mean
         with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
             if handle is None:
-                handle = (await self._prefill(route, tokens, replace(request, n=1), trail)).handle
+                alone = request if request.n == 1 else replace(request, n=1)
+                handle = (await self._prefill(route, tokens, alone, trail, forecast)).handle
             job = DecodeJob(
                 _attempt_id(request, trail),
                 request.tokens,
@@ -234,7 +242,12 @@ class Pipeline:
                     yield chunk
 
     async def _prefill(
-        self, route: Route, tokens: TokenIds, request: GenerateRequest, trail: Trail
+        self,
+        route: Route,
+        tokens: TokenIds,
+        request: GenerateRequest,
+        trail: Trail,
+        forecast: LengthForecast,
     ) -> PrefillResult:
         worker = route.prefill.worker
         job = PrefillJob(
@@ -248,7 +261,7 @@ class Pipeline:
             request.prompt_logprobs if len(tokens) == len(request.tokens) else None,
             request.tail_at,
             self._images.assign(request.images, route.prefill),
-            self._schedule(request, self._placer.estimates.forecast(request)),
+            self._schedule(request, forecast),
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:

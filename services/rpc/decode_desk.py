@@ -43,8 +43,12 @@ class SessionLimits:
     requests: int = 4_096
     sign_of_life_s: float = 2.0
     hello_timeout_s: float = 5.0
-    frame_gap_s: float = 0.002
-    gap_a_request_s: float = 0.000_25
+    frame_gap_s: float = 0.004
+    gap_a_request_s: float = 0.001
+
+    def gap_s(self, requests: int) -> float:
+        """Pause after a frame to a router that has ``requests`` here."""
+        return min(self.frame_gap_s, requests * self.gap_a_request_s)
 
 
 @dataclass(slots=True)

@@ -189,8 +189,7 @@ class DecodeSessions:
             self.counts.tokens_sent += sum(len(chunk.tokens) for chunk in chunks)
             # A frame costs its router some hundred microseconds: steps that are faster than that share one. Those of
             # a real model find the gap over.
-            gap_s = min(self._limits.frame_gap_s, len(router.outbox) * self._limits.gap_a_request_s)
-            await asyncio.sleep(gap_s)
+            await asyncio.sleep(self._limits.gap_s(len(router.outbox)))
 
     async def _woken(self, wake: asyncio.Event) -> bool:
         """Whether there is something to look at before the next sign of life is due."""

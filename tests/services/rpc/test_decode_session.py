@@ -87,6 +87,25 @@ async def test_many_requests_share_one_frame_a_step() -> None:
         assert engine.sessions.counts.frames_sent == before + 1
 
 
+async def test_steps_faster_than_the_gap_share_frames_and_slower_ones_wait_for_nothing() -> None:
+    engine = FakeDecode(limits=SessionLimits(frame_gap_s=0.05, gap_a_request_s=0.02))
+    async with worker(engine, step=False) as address, session_to(address) as session:
+        stream = session.submit(decode_job("a", max_tokens=21), deadline_s=10)
+        await until(lambda: len(engine.running) == 1)
+        before = engine.sessions.counts.frames_sent
+        engine.step()
+        await until(lambda: stream.received == 1)  # nothing was before it: it leaves at once
+        for _ in range(20):
+            engine.step()
+        assert await collect(stream) == expected_tokens("a", 21)
+        assert engine.sessions.counts.frames_sent == before + 2
+
+
+def test_the_gap_grows_with_the_requests_up_to_its_limit() -> None:
+    limits = SessionLimits(frame_gap_s=0.002, gap_a_request_s=0.000_5)
+    assert [limits.gap_s(requests) for requests in (0, 1, 4, 64)] == [0.0, 0.000_5, 0.002, 0.002]
+
+
 async def test_resumed_request_goes_on_at_its_offset() -> None:
     engine = FakeDecode()
     emitted = tuple(expected_tokens("a", 7))
