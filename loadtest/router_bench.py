@@ -151,17 +151,16 @@ def many_events(served: Served, *, clients: int, seconds: float, tokens: int = 4
     }
 
 
-def memory(served: Served, *, requests: int) -> dict[str, Any]:
-    """Resident memory idle, half way and after many requests."""
-    body = body_of(served.model)
-    idle_mb = _resident_mb(served.pid)
-    marks = []
-    for _ in range(2):
-        done = 0
-        while done < requests // 2:
-            done += count(served.url, "/v1/chat/completions", body, clients=16, seconds=5.0).streams
-        marks.append(_resident_mb(served.pid))
-    return {"requests": requests, "idle_mb": idle_mb, "half_mb": marks[0], "after_mb": marks[1]}
+def memory(served: Served, *, requests: int, tokens: int = 4) -> dict[str, Any]:
+    """Resident memory idle, after a tenth, half and all of many requests; short ones, as memory is per request."""
+    body = body_of(served.model, tokens=tokens)
+    marks = {"idle_mb": _resident_mb(served.pid)}
+    done = 0
+    for share in (0.1, 0.5, 1.0):
+        while done < share * requests:
+            done += count(served.url, "/v1/chat/completions", body, clients=32, seconds=2.0).streams
+        marks[f"after_{done}_mb"] = _resident_mb(served.pid)
+    return {"requests": done, "tokens_each": tokens, **marks}
 
 
 def long_prompt(served: Served, *, tokens: int = 100_000, seconds: float = 6.0) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""A step model fitted to real pools instead of a roofline: what the simulator is checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from epdserve.loadtest.client import Outcome
+from epdserve.loadtest.simulator.baselines import RoundRobin
+from epdserve.loadtest.simulator.cluster import ClusterSpec
+from epdserve.loadtest.simulator.hardware import Timing
+from epdserve.loadtest.simulator.requests import INTERACTIVE, Request
+from epdserve.loadtest.simulator.run import Simulation
+from epdserve.loadtest.simulator.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTiming(Timing):
+    """Both steps as straight lines: over the prompt's tokens, and over the requests that decode together.
+
+    What a request waits for beside steps (HTTP, router, hand-off) is ``link_latency_s``.
+    """
+
+    prefill_fixed_s: float = 0.0
+    prefill_token_s: float = 0.001
+    decode_fixed_s: float = 0.01
+    decode_request_s: float = 0.001
+    same_machine_bytes_per_s: float = 1e15
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Beyond what every step takes."""
+        return 1 / self.prefill_token_s
+
+    def prefill_s(self, tokens: float, context: float) -> float:
+        """Seconds for a prompt; its context matters little at these lengths."""
+        return self.prefill_fixed_s + tokens * self.prefill_token_s
+
+    def decode_s(self, requests: float, held_tokens: float) -> float:
+        """Seconds of a step."""
+        return self.decode_fixed_s + requests * self.decode_request_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run's figures, simulated or measured."""
+
+    ttft_p50_s: float
+    ttft_mean_s: float
+    tpot_p50_s: float
+    tokens_per_s: float
+
+
+def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
+    """Least squares over finished requests with receipts.
+
+    Args:
+        outcomes: Of one load; at least three that ended well, of different lengths.
+    """
+    good = [one for one in outcomes if one.ok and one.ttft_s is not None and one.itl_s is not None]
+    computed = [one.receipt["tokens"]["computed"] for one in good]
+    prefill = _line(computed, [one.receipt["ms"]["prefill"] / 1000 for one in good])
+    decode = _line([_beside(one, good) for one in good], [one.itl_s or 0.0 for one in good])
+    step_s = decode[0] + decode[1]
+    waits = [
+        (one.ttft_s or 0.0)
+        - (one.receipt["ms"]["prefill_queue"] + one.receipt["ms"]["prefill"]) / 1000
+        - step_s
+        for one in good
+    ]
+    return FittedTiming(
+        link_latency_s=max(0.0, float(np.median(waits))),
+        prefill_fixed_s=prefill[0],
+        prefill_token_s=max(1e-6, prefill[1]),
+        decode_fixed_s=max(1e-6, decode[0]),
+        decode_request_s=max(0.0, decode[1]),
+    )
+
+
+def simulated(outcomes: Sequence[Outcome], timing: FittedTiming, *, prefills: int, decodes: int) -> Seen:
+    """The same requests at the same times, on simulated pools."""
+    good = sorted((one for one in outcomes if one.ok and one.itl_s is not None), key=lambda one: one.sent_at)
+    began = good[0].sent_at
+    requests = [_request(number, one, began) for number, one in enumerate(good)]
+    spec = ClusterSpec(prefills, decodes, timing, routers=1)
+    run = Simulation(spec, RoundRobin(), Workload(requests)).run()
+    jobs = [job for job in run.jobs if job is not None]
+    assert len(jobs) == len(requests), "round robin refuses nothing"
+    return _seen(
+        [job.first_token_at - job.request.arrives_at for job in jobs],
+        [(job.finished_at - job.first_token_at) / (job.output_tokens - 1) for job in jobs],
+        sum(job.output_tokens for job in jobs) / max(job.finished_at for job in jobs),
+    )
+
+
+def measured(outcomes: Sequence[Outcome]) -> Seen:
+    """What clients saw."""
+    good = [one for one in outcomes if one.ok and one.itl_s is not None]
+    seconds = max(one.ended_at for one in good) - min(one.sent_at for one in good)
+    return _seen(
+        [one.ttft_s or 0.0 for one in good],
+        [one.itl_s or 0.0 for one in good],
+        sum(one.completion_tokens for one in good) / seconds,
+    )
+
+
+def _seen(ttft_s: Sequence[float], tpot_s: Sequence[float], tokens_per_s: float) -> Seen:
+    return Seen(float(np.median(ttft_s)), float(np.mean(ttft_s)), float(np.median(tpot_s)), tokens_per_s)
+
+
+def _request(number: int, outcome: Outcome, began: float) -> Request:
+    return Request(
+        number,
+        outcome.sent_at - began,
+        "t0",
+        number,
+        1,
+        False,
+        INTERACTIVE,
+        75,
+        75,
+        outcome.prompt_tokens,
+        (),
+        (),
+        outcome.completion_tokens,
+    )
+
+
+def _beside(outcome: Outcome, others: Sequence[Outcome]) -> float:
+    """Requests that decoded together with one, itself included, on average over its time."""
+    began, ended = outcome.text_at[0], outcome.text_at[-1]
+    shared = (max(0.0, min(ended, o.text_at[-1]) - max(began, o.text_at[0])) for o in others)
+    return float(sum(shared) / (ended - began))
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope; neither is below nothing."""
+    slope, intercept = np.polyfit(xs, ys, 1)
+    if slope < 0:
+        return float(np.mean(ys)), 0.0
+    if intercept < 0:
+        return 0.0, float(np.dot(xs, ys) / np.dot(xs, xs))
+    return float(intercept), float(slope)
