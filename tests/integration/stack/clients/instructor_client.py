@@ -4,13 +4,15 @@ import sys
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 url, model = sys.argv[1:]
 
 
 class Weather(BaseModel):
-    """A short answer."""
+    """A short answer. Nothing may be added, or a model that was not trained would add for ever."""
+
+    model_config = ConfigDict(extra="forbid")
 
     windy: bool
     code: str = Field(max_length=4)
@@ -22,7 +24,7 @@ for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS, instructor.Mode
         model=model,
         messages=[{"role": "user", "content": "What is the weather?"}],
         response_model=Weather,
-        max_tokens=96,
+        max_tokens=400,  # a demo vocabulary takes many for the markup of a call
         temperature=0,
         max_retries=0,
         extra_body={"thinking": {"type": "disabled"}},
