@@ -58,6 +58,22 @@ async def test_greedy_tokens_equal_one_process(live: Pools, local: LocalEngine, 
     )
 
 
+# Hits of two blocks and more, in prompts below and above top-k and candidate pool
+@pytest.mark.parametrize("length", [17, 20, 45, 120])
+async def test_a_prompt_asked_again_equals_one_process(live: Pools, local: LocalEngine, length: int) -> None:
+    tokens = prompt(length, 500 + length)
+    for time in range(2):
+        result = await live.prefill("prefill-0", tokens)
+        answer, _ = await live.decode("decode-0", live.job(tokens, greedy(8), result.handle))
+        [wanted] = local.generate([tokens], greedy(8), tenant_key=TENANT)
+        assert tuple(answer) == wanted.tokens
+        assert (result.cached_tokens, result.replayed_rows) == (
+            wanted.prefill.cached_tokens,
+            wanted.prefill.replayed_rows,
+        )
+        assert (result.cached_tokens > 0) == (time > 0)
+
+
 async def test_conversation_with_prefix_hits_equals_one_process(live: Pools, local: LocalEngine) -> None:
     history = prompt(50, 60)
     for turn in range(3):
