@@ -203,6 +203,21 @@ class BlockManager:
         """
         self._move(pages, Event.TRANSFER_OVER)
 
+    def forget_all(self) -> int:
+        """Find no block that is held now; how many there were.
+
+        Pages that are referenced stay with their readers until the last release, and are free then.
+        """
+        with self._lock:
+            hashes = list(self._index.hashes())
+            for block_hash in hashes:
+                page = self._index.drop(block_hash)
+                self._events.note(block_hash, held=False)
+                if self._phases[page] is Phase.CACHED:
+                    self._free(page, Event.RETIRE)
+        self._metrics.forgotten(len(hashes))
+        return len(hashes)
+
     def describe(self, page: PageId) -> BlockInfo:
         """``describe_all`` of one page."""
         return self.describe_all([page])[0]

@@ -56,6 +56,7 @@ class BlockMetrics:
         )
         self._evicted_for_space = self._evictions.labels(reason="space")
         self._evicted_for_exact = self._evictions.labels(reason="replaced_by_exact")
+        self._evicted_by_order = self._evictions.labels(reason="deleted")
         self._ages = Histogram(
             "epdserve_kvstore_evicted_idle_seconds",
             "Time since last use of blocks evicted for space",
@@ -93,6 +94,10 @@ class BlockMetrics:
     def replaced(self) -> None:
         """A tainted block gave way to an exact one."""
         self._evicted_for_exact.inc()
+
+    def forgotten(self, count: int) -> None:
+        """Blocks were dropped because somebody wanted them gone."""
+        self._evicted_by_order.inc(count)
 
     def refused(self) -> None:
         """A reservation found no pages."""

@@ -123,6 +123,10 @@ class Offloader:
             pump.cancel()
         if self._pumps:
             await asyncio.wait(self._pumps)
+        self.drop_queued()
+
+    def drop_queued(self) -> None:
+        """Offer nothing of what waits."""
         while self._queue:
             self._drop(self._queue.popleft(), "dropped")
 

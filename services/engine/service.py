@@ -133,6 +133,11 @@ class EngineService(ABC):
         """Pages that were lent have been read."""
         return self._lender.end(lease, incarnation=incarnation)
 
+    async def forget_blocks(self) -> int:
+        """Offer nothing of what waits to be offered, and find no block that is here now."""
+        self._desk.forget_offers()
+        return await asyncio.to_thread(self._host.runner.blocks.forget_all)
+
     async def _open(self, exits: contextlib.AsyncExitStack) -> None:
         seat = self._seat
         self._host = host = await asyncio.to_thread(self._open_host)

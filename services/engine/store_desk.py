@@ -100,6 +100,10 @@ class StoreDesk:
                 while self._offloader.pending_bytes and self._find() is not None:  # noqa: ASYNC110
                     await asyncio.sleep(_AGAIN_S)
 
+    def forget_offers(self) -> None:
+        """Drop what waits to be offered to the store."""
+        self._offloader.drop_queued()
+
     async def stop(self) -> None:
         """Stop bringing up and offering; what was held for it is given back. The step loop still runs."""
         await self._preparer.stop()

@@ -33,6 +33,7 @@ redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[4])
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('SADD', KEYS[3], ARGV[5])
 redis.call('SET', KEYS[4], ARGV[6], 'NX')
+redis.call('PEXPIRE', KEYS[4], ARGV[3])
 return 1
 """
 
@@ -77,8 +78,8 @@ class Listing:
     """What the registry holds.
 
     Attributes:
-        epoch: Name of this filling of Redis; another one means that it lost its data in between. Empty if
-            nobody has published since.
+        epoch: Name of this filling of Redis; another one means that it lost its data in between, or that its clock
+            jumped past every lease. Empty if nobody has published since.
         unreadable: Records that this version cannot read.
     """
 
@@ -114,7 +115,6 @@ class Registry:
         )
         # braces: one slot of a Redis cluster, so that a script may touch all of them
         self._prefix = f"{{{namespace}}}:"
-        self._epoch = secrets.token_hex(8)
         self._publish = self._redis.register_script(_PUBLISH)
         self._withdraw = self._redis.register_script(_WITHDRAW)
         self._claim = self._redis.register_script(_CLAIM)
@@ -147,7 +147,7 @@ class Registry:
             self._lease_ms,
             FENCE_S,
             info.worker,
-            self._epoch,
+            secrets.token_hex(8),  # another one each time: who was first before may be first again
         ]
         return bool(await self._call(self._publish(keys=keys, args=args)))
 

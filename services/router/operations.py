@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,10 +12,12 @@ from epdserve.services.errors import InvalidRequest, ServiceError
 from epdserve.services.router.auth import tenant_key
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.tenancy.tenant import Tenant
+from epdserve.services.rpc.client import WorkerClient
+from epdserve.services.rpc.pages import forget_blocks
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.types import WorkerInfo, WorkerRole
 
-_STORE_S: Final = 10.0
+_CALL_S: Final = 10.0
 
 
 class RouterOperations:
@@ -42,10 +45,11 @@ class RouterOperations:
         return None if pairs is None else {"request": request_id, "pairs": [asdict(pair) for pair in pairs]}
 
     async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
-        """See ``Operations``. Stores delete a tenant's label, or the roots of all models that are served.
+        """See ``Operations``. Workers let go of all blocks in their pages: those of others are found in stores again.
 
-        What was cached under a user or a salt of its own has another label: it is out of reach from now on, and ages
-        out.
+        Stores delete a tenant's label, or the roots of all models that are served. Workers are told once more after
+        them: a request that was running may have brought blocks up meanwhile. What was cached under a user or a salt
+        of its own has another label: it is out of reach from now on, and ages out.
 
         Raises:
             InvalidRequest: Tenants are not kept apart.
@@ -53,23 +57,52 @@ class RouterOperations:
         if tenant is not None and self._parts.config.isolation == "none":
             raise InvalidRequest("isolation is none: no tenant's blocks are kept apart from another's")
         roots = {info.cache_root for info in self._parts.cluster.workers() if info.cache_root}
-        stores, failed = 0, []
-        for info in self._parts.cluster.workers():
-            if info.role is not WorkerRole.STORE:
-                continue
-            client = StoreClient(info.address, token=self._token, worker=info.worker)
+        label = None if tenant is None else self._label(tenant)
+        workers = self._of(WorkerRole.PREFILL, WorkerRole.DECODE)
+        stores = self._of(WorkerRole.STORE)
+        failed = [
+            *await self._each(workers, self._empty),
+            *await self._each(stores, lambda info: self._delete(info, label, roots)),
+            *await self._each(workers, self._empty),
+        ]
+        names = sorted({info.worker: code for info, code in failed}.items())
+        broken = {name for name, _ in names}
+        return {
+            "workers": sum(info.worker not in broken for info in workers),
+            "stores": sum(info.worker not in broken for info in stores),
+            "failed": [{"worker": name, "error": code} for name, code in names],
+        }
+
+    def _of(self, *roles: WorkerRole) -> list[WorkerInfo]:
+        return [info for info in self._parts.cluster.workers() if info.role in roles]
+
+    async def _each(
+        self, workers: Sequence[WorkerInfo], act: Callable[[WorkerInfo], Awaitable[None]]
+    ) -> list[tuple[WorkerInfo, str]]:
+        """Do something to all of them side by side; who failed, and how."""
+
+        async def one(info: WorkerInfo) -> str | None:
             try:
-                if tenant is None:
-                    for root in sorted(roots):
-                        await client.delete_root(root, deadline_s=_STORE_S)
-                else:
-                    await client.delete_tenant(self._label(tenant), deadline_s=_STORE_S)
-                stores += 1
+                await act(info)
             except ServiceError as error:
-                failed.append({"store": info.worker, "error": error.code})
-            finally:
-                await client.close()
-        return {"stores": stores, "failed": failed}
+                return error.code
+            return None
+
+        codes = await asyncio.gather(*(one(info) for info in workers))
+        return [(info, code) for info, code in zip(workers, codes, strict=True) if code is not None]
+
+    async def _empty(self, info: WorkerInfo) -> None:
+        async with WorkerClient(info.address, token=self._token, worker=info.worker) as client:
+            await forget_blocks(client, deadline_s=_CALL_S)
+
+    async def _delete(self, info: WorkerInfo, tenant: bytes | None, roots: set[bytes]) -> None:
+        """Delete a tenant's label from a store, or all roots if there is none."""
+        async with StoreClient(info.address, token=self._token, worker=info.worker) as client:
+            if tenant is not None:
+                await client.delete_tenant(tenant, deadline_s=_CALL_S)
+                return
+            for root in sorted(roots):
+                await client.delete_root(root, deadline_s=_CALL_S)
 
     def _label(self, tenant: Tenant) -> bytes:
         config = self._parts.config

@@ -34,6 +34,10 @@ class PagesHandler(Protocol):
         """End a lease; whether it still held."""
         ...
 
+    async def forget_blocks(self) -> int:
+        """Let go of every block; how many were found before."""
+        ...
+
 
 class PagesServicer(pages_pb2_grpc.PagesServicer):
     """The Pages service over a handler."""
@@ -60,6 +64,12 @@ class PagesServicer(pages_pb2_grpc.PagesServicer):
         """End a lease."""
         work = self._handler.return_blocks(request.lease, incarnation=request.incarnation)
         return pages_pb2.ReturnReply(held=await guarded(context, work))
+
+    async def Forget(  # noqa: N802
+        self, request: pages_pb2.ForgetRequest, context: Context
+    ) -> pages_pb2.ForgetReply:
+        """Let go of every block."""
+        return pages_pb2.ForgetReply(blocks=await guarded(context, self._handler.forget_blocks()))
 
 
 def add_pages(handler: object, server: grpc.aio.Server) -> None:
@@ -89,3 +99,14 @@ async def return_blocks(client: WorkerClient, lent: LentPages, *, deadline_s: fl
     request = pages_pb2.ReturnRequest(lease=lent.lease, incarnation=lent.incarnation)
     call = stub.Return(request, timeout=deadline_s, metadata=client.metadata)
     return (await called(call, worker=client.worker)).held
+
+
+async def forget_blocks(client: WorkerClient, *, deadline_s: float) -> int:
+    """Have a worker let go of every block in its pages; how many there were.
+
+    Raises:
+        ServiceError: It does not answer.
+    """
+    stub = pages_pb2_grpc.PagesStub(client.channel)
+    call = stub.Forget(pages_pb2.ForgetRequest(), timeout=deadline_s, metadata=client.metadata)
+    return int((await called(call, worker=client.worker)).blocks)

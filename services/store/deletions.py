@@ -28,9 +28,12 @@ class Deletions:
 
     def recent(self, owner: CacheOwner) -> bool:
         """Whether an owner's bytes were deleted lately: what neighbours still hold of it is not wanted."""
-        now = self._clock.monotonic()
+        return self.since(owner, self._clock.monotonic() - REMEMBERED_S)
+
+    def since(self, owner: CacheOwner, moment: float) -> bool:
+        """Whether an owner's bytes were deleted at a moment or later: what was begun before it is not to be kept."""
         keys = (("tenant", owner.tenant), ("root", owner.root[:HASH_BYTES]))
-        return any(self._ends.get(key, now) > now for key in keys)
+        return any(self._ends.get(key, float("-inf")) - REMEMBERED_S >= moment for key in keys)
 
     def _note(self, kind: str, name: bytes) -> None:
         now = self._clock.monotonic()

@@ -20,6 +20,7 @@ from epdserve.kvstore.types import BlockHash, BlockOwner, Endpoint
 from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.store.config import StoreSettings
+from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.lenders import PAGES
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
@@ -43,7 +44,9 @@ class Offloads:
         settings: StoreSettings,
         metrics: StoreMetrics,
         clock: Clock,
+        deletions: Deletions,
     ) -> None:
+        self._deletions = deletions
         self._memory, self._saver, self._book, self._puller = memory, saver, book, puller
         self._executor, self._settings, self._metrics, self._clock = executor, settings, metrics, clock
         self._tasks = Tasks()
@@ -79,6 +82,8 @@ class Offloads:
         try:
             if wanted:
                 taken = await self._read(request, wanted, ends_at, why)
+                if self._deletions.since(request.owner, began):
+                    taken = self._undo(taken)
                 results |= dict.fromkeys((block.header.block_hash for block in taken), OffloadResult.TAKEN)
                 self._saver.save(taken, running=request.running)
         finally:
@@ -88,6 +93,12 @@ class Offloads:
                     self._metrics.offloaded.labels(result=reason).inc(blocks)
         self._metrics.seconds.labels(call="offload").observe(self._clock.monotonic() - began)
         return tuple(results[block.ref.block_hash] for block in request.blocks)
+
+    def _undo(self, taken: Sequence[PinnedBlock]) -> list[PinnedBlock]:
+        """Let go of what arrived after a deletion of its owner's blocks that it was on its way at."""
+        self._memory.cache.delete([block.header.block_hash for block in taken])
+        self._memory.cache.release(taken)
+        return []
 
     def _not_held(
         self, blocks: Sequence[OffloadBlock], results: dict[bytes, OffloadResult]

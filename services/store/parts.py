@@ -147,7 +147,9 @@ class Parts:
             peers=self._peer_blocks() if role.ask_peers else None,
         )
         exits.push_async_callback(self.fetches.stop)
-        self.offloads = Offloads(memory, self.saver, self.book, puller, executor, role, metrics, self.clock)
+        self.offloads = Offloads(
+            memory, self.saver, self.book, puller, executor, role, metrics, self.clock, self.deletions
+        )
         exits.push_async_callback(self.offloads.stop)
 
     def _peer_blocks(self) -> PeerBlocks:
@@ -199,6 +201,7 @@ class Parts:
             role,
             metrics,
             self.clock,
+            self.deletions,
             incarnation=settings.incarnation,
         )
         exits.push_async_callback(self.tails.stop)

@@ -113,11 +113,11 @@ class PeerBlocks:
         except ServiceError:
             error = "unreached"
         _each(self._memory.cache.abort, spare)
+        self._count(error or "missing", len(wish.hashes) - len(filled))
         if not await lender.end():
             _each(self._memory.cache.abort, [item.slot for item in filled])
             self._count("lease_lost", len(filled))
             return []
-        self._count(error or "missing", len(wish.hashes) - len(filled))
         return await self._seal(filled, wish.owner)
 
     def _reserve(self, count: int) -> list[Slot]:

@@ -6,6 +6,7 @@ from epdserve.kvstore.clock import Clock
 from epdserve.kvstore.tails import TailId, TailInfo, TailPlace
 from epdserve.kvstore.types import BlockOwner
 from epdserve.services.store.config import StoreSettings
+from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.memory import StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.peers import PeerBook
@@ -40,9 +41,11 @@ class TailDesk:
         settings: StoreSettings,
         metrics: StoreMetrics,
         clock: Clock,
+        deletions: Deletions,
         *,
         incarnation: str,
     ) -> None:
+        self._deletions = deletions
         self._memory, self._book, self._reader = memory, book, reader
         self._notices, self._search = notices, search
         self._settings, self._metrics, self._clock = settings, metrics, clock
@@ -75,10 +78,14 @@ class TailDesk:
             TailPlace(offer.parent, offer.after_tokens, offer.rest),
             BlockOwner(offer.owner.tenant, offer.owner.root),
         )
-        left_s = max(0.0, ends_at - self._clock.monotonic())
+        began = self._clock.monotonic()
+        left_s = max(0.0, ends_at - began)
         endpoint = await self._book.endpoint(offer.worker, incarnation=offer.incarnation, deadline_s=left_s)
         left_s = max(0.0, ends_at - self._clock.monotonic())
         outcome = await self._reader.read(endpoint, offer.tail.slot, info, left_s)
+        if outcome == "done" and self._deletions.since(offer.owner, began):
+            self._memory.tails.delete([info.identity])  # of its owner, while it was on its way
+            return "unread"
         if outcome == "done":
             self._tell_soon(info)
             return "taken"

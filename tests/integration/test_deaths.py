@@ -144,7 +144,11 @@ async def test_a_stream_goes_on_after_its_decode_worker_died(
     world: World, point: str, token: int, exact: bool
 ) -> None:
     trail = await check(world, Doom("decode", point, token), exact=exact)
-    assert trail.resumes + trail.retries == 1
+    told_its_end = (point, token) == (
+        "published",
+        OUTPUT - 1,
+    )  # the last chunk may have left before its worker
+    assert trail.resumes + trail.retries in ((0, 1) if told_its_end else (1,))
 
 
 async def test_a_stream_goes_on_after_two_decode_workers_died(world: World) -> None:

@@ -107,6 +107,11 @@ class BlockMachine(RuleBasedStateMachine):
             self.model.quarantined.remove(page)
             self.blocks.transfer_over([page])
 
+    @rule(dice=st.integers(0, 5))
+    def forget_all(self, dice: int) -> None:
+        if dice == 0:
+            assert self.blocks.forget_all() == self.model.forget_all()
+
     @rule()
     def drain(self) -> None:
         events = self.blocks.drain_events()

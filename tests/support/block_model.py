@@ -53,6 +53,13 @@ class BlockModel:
         del self.blocks[victim]
         return victim
 
+    def forget_all(self) -> int:
+        """Nobody finds anything; readers keep what they have."""
+        count = len(self.blocks)
+        self.orphans |= {block.page: block.references for block in self.blocks.values() if block.references}
+        self.blocks.clear()
+        return count
+
     def release(self, page: PageId) -> None:
         if page in self.orphans:
             self.orphans[page] -= 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -96,11 +97,7 @@ class Stage:
     ) -> WorkerInfo:
         """A store in a process of its own, maybe another life of it."""
         before = {info.worker: info.incarnation for info in await self._listed()}
-        pool = self.pool.model_copy(update={"machine": machine}).model_dump(mode="json")
-        process = _context.Process(target=run, args=(worker, pool, role, dict(env or {})), daemon=True)
-        await asyncio.to_thread(process.start)  # the first one starts the fork server
-        self.processes[worker] = process
-        self.exits.callback(_end_process, process)
+        process = await self.launch(worker, machine=machine, env=env, **role)
         async with asyncio.timeout(START_S):
             while True:
                 info = await self.info(worker)
@@ -109,10 +106,32 @@ class Stage:
                 assert process.is_alive(), f"{worker} ended with {process.exitcode}"
                 await asyncio.sleep(0.02)
 
+    async def launch(
+        self, worker: str, *, machine: str = "m0", env: Mapping[str, str] | None = None, **role: Any
+    ) -> ForkServerProcess:
+        """A store's process; the registry need not be there."""
+        pool = self.pool.model_copy(update={"machine": machine}).model_dump(mode="json")
+        process = _context.Process(target=run, args=(worker, pool, role, dict(env or {})), daemon=True)
+        await asyncio.to_thread(process.start)  # the first one starts the fork server
+        self.processes[worker] = process
+        self.exits.callback(_end_process, process)
+        return process
+
     def kill(self, worker: str) -> None:
         """SIGKILL a store's process."""
         self.processes[worker].kill()
         self.processes[worker].join(10)
+
+    def freeze(self, worker: str) -> None:
+        """SIGSTOP a store's process; it is thawed at the end at the latest."""
+        process = self.processes[worker]
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        self.exits.callback(self.thaw, process)
+
+    def thaw(self, process: ForkServerProcess) -> None:
+        """SIGCONT."""
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGCONT)
 
     async def info(self, worker: str) -> WorkerInfo | None:
         """A worker's facts, if the registry has them."""

@@ -132,6 +132,11 @@ class FakeWorker(FakePrefill):
         self.loans -= 1
         return self.keeps_promises
 
+    async def forget_blocks(self) -> int:
+        count = len(self.lends)
+        self.lends.clear()
+        return count
+
     # -- giving ---------------------------------------------------------------------------------------------
 
     def fill(self, page: int, block_hash: bytes, *, exact: bool = True, version: int = 0) -> BlockRef:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from . import common_pb2 as epdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65pdserve/v1/pages.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\",\n\x0bLendRequest\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\"V\n\tLendReply\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x15.epdserve.v1.BlockRef\"3\n\rReturnRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1b\n\x0bReturnReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\x32\x81\x01\n\x05Pages\x12\x38\n\x04Lend\x12\x18.epdserve.v1.LendRequest\x1a\x16.epdserve.v1.LendReply\x12>\n\x06Return\x12\x1a.epdserve.v1.ReturnRequest\x1a\x18.epdserve.v1.ReturnReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65pdserve/v1/pages.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\",\n\x0bLendRequest\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\r\n\x05\x65xact\x18\x02 \x01(\x08\"V\n\tLendReply\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x15.epdserve.v1.BlockRef\"3\n\rReturnRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1b\n\x0bReturnReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"\x0f\n\rForgetRequest\"\x1d\n\x0b\x46orgetReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x32\xc1\x01\n\x05Pages\x12\x38\n\x04Lend\x12\x18.epdserve.v1.LendRequest\x1a\x16.epdserve.v1.LendReply\x12>\n\x06Return\x12\x1a.epdserve.v1.ReturnRequest\x1a\x18.epdserve.v1.ReturnReply\x12>\n\x06\x46orget\x12\x1a.epdserve.v1.ForgetRequest\x1a\x18.epdserve.v1.ForgetReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,6 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETURNREQUEST']._serialized_end=251
   _globals['_RETURNREPLY']._serialized_start=253
   _globals['_RETURNREPLY']._serialized_end=280
-  _globals['_PAGES']._serialized_start=283
-  _globals['_PAGES']._serialized_end=412
+  _globals['_FORGETREQUEST']._serialized_start=282
+  _globals['_FORGETREQUEST']._serialized_end=297
+  _globals['_FORGETREPLY']._serialized_start=299
+  _globals['_FORGETREPLY']._serialized_end=328
+  _globals['_PAGES']._serialized_start=331
+  _globals['_PAGES']._serialized_end=524
 # @@protoc_insertion_point(module_scope)

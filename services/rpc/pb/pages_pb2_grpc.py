@@ -44,6 +44,11 @@ class PagesStub:
                 request_serializer=epdserve_dot_v1_dot_pages__pb2.ReturnRequest.SerializeToString,
                 response_deserializer=epdserve_dot_v1_dot_pages__pb2.ReturnReply.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/epdserve.v1.Pages/Forget',
+                request_serializer=epdserve_dot_v1_dot_pages__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=epdserve_dot_v1_dot_pages__pb2.ForgetReply.FromString,
+                _registered_method=True)
 
 
 class PagesServicer:
@@ -63,6 +68,13 @@ class PagesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """Lets go of every block; what a request is using stays with it and is found by nobody else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PagesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.Return,
                     request_deserializer=epdserve_dot_v1_dot_pages__pb2.ReturnRequest.FromString,
                     response_serializer=epdserve_dot_v1_dot_pages__pb2.ReturnReply.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=epdserve_dot_v1_dot_pages__pb2.ForgetRequest.FromString,
+                    response_serializer=epdserve_dot_v1_dot_pages__pb2.ForgetReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Pages:
             '/epdserve.v1.Pages/Return',
             epdserve_dot_v1_dot_pages__pb2.ReturnRequest.SerializeToString,
             epdserve_dot_v1_dot_pages__pb2.ReturnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/epdserve.v1.Pages/Forget',
+            epdserve_dot_v1_dot_pages__pb2.ForgetRequest.SerializeToString,
+            epdserve_dot_v1_dot_pages__pb2.ForgetReply.FromString,
             options,
             channel_credentials,
             insecure,

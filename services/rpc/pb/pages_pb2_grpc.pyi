@@ -35,6 +35,8 @@ class PagesStub:
     """Lends the longest held part of a chain; nothing held is no error."""
     Return: _grpc.UnaryUnaryMultiCallable[_pages_pb2.ReturnRequest, _pages_pb2.ReturnReply]
     """The reader is done; the answer says whether the promise still held."""
+    Forget: _grpc.UnaryUnaryMultiCallable[_pages_pb2.ForgetRequest, _pages_pb2.ForgetReply]
+    """Lets go of every block; what a request is using stays with it and is found by nobody else."""
 
 @_typing.type_check_only
 class PagesAsyncStub(PagesStub):
@@ -43,6 +45,8 @@ class PagesAsyncStub(PagesStub):
     """Lends the longest held part of a chain; nothing held is no error."""
     Return: _aio.UnaryUnaryMultiCallable[_pages_pb2.ReturnRequest, _pages_pb2.ReturnReply]  # type: ignore[assignment]
     """The reader is done; the answer says whether the promise still held."""
+    Forget: _aio.UnaryUnaryMultiCallable[_pages_pb2.ForgetRequest, _pages_pb2.ForgetReply]  # type: ignore[assignment]
+    """Lets go of every block; what a request is using stays with it and is found by nobody else."""
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +64,13 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pages_pb2.ReturnReply, _abc.Awaitable[_pages_pb2.ReturnReply]]:
         """The reader is done; the answer says whether the promise still held."""
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _pages_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pages_pb2.ForgetReply, _abc.Awaitable[_pages_pb2.ForgetReply]]:
+        """Lets go of every block; what a request is using stays with it and is found by nobody else."""
 
 def add_PagesServicer_to_server(servicer: PagesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from epdserve.services.errors import Unavailable
-from epdserve.services.pool.registry import Registry, local_incarnation
+from epdserve.services.pool.registry import Listing, Registry, local_incarnation
 from epdserve.services.types import WIRE_VERSION, WorkerState
 from support.fake_decode import worker_info
 from support.valkey import url_of, valkey_server
@@ -89,13 +89,13 @@ async def test_namespaces_do_not_meet(registry: Registry, valkey: ValkeyServer) 
         assert (await other.list()).workers == ()
 
 
-async def test_every_key_has_a_ttl_but_index_and_epoch(registry: Registry, valkey: ValkeyServer) -> None:
+async def test_every_key_has_a_ttl_but_the_index(registry: Registry, valkey: ValkeyServer) -> None:
     await registry.publish(worker_info("w"))
     client = valkey.client()
     keys = set(client.scan_iter())
     lasting = {key for key in keys if client.pttl(key) < 0}
-    assert lasting == {b"{epdserve}:workers", b"{epdserve}:epoch"}
-    assert keys - lasting == {b"{epdserve}:worker:w", b"{epdserve}:fence:w"}
+    assert lasting == {b"{epdserve}:workers"}
+    assert keys - lasting == {b"{epdserve}:worker:w", b"{epdserve}:fence:w", b"{epdserve}:epoch"}
 
 
 async def test_records_of_another_version_are_counted_and_left_out(
@@ -118,9 +118,21 @@ async def test_epoch_changes_when_the_data_is_lost(registry: Registry, valkey: V
     assert (await registry.list()).epoch == before
     valkey.client().flushall()
     assert (await registry.list()).epoch == ""
-    async with Registry(url_of(valkey)) as later:
-        await later.publish(worker_info("w"))
+    await registry.publish(worker_info("w"))
     assert (await registry.list()).epoch not in ("", before)
+
+
+async def test_epoch_lasts_as_long_as_anybody_speaks(valkey: ValkeyServer) -> None:
+    """When a clock that jumps takes all records at once, views must know that it took no workers."""
+    async with Registry(url_of(valkey), lease_s=0.3) as registry:
+        await registry.publish(worker_info("w"))
+        before = (await registry.list()).epoch
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            await registry.publish(worker_info("w"))
+        assert (await registry.list()).epoch == before
+        await asyncio.sleep(0.35)
+        assert await registry.list() == Listing("", (), 0)
 
 
 async def test_absent_registry_is_unavailable_in_time() -> None:
