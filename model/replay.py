@@ -18,6 +18,7 @@ class PrefillSpan:
     decoder_from: int  # rows from here on also run above the cut
     decoder_floor: int  # window floor of the layers above the cut
     settled_from: int = 0  # window rows from here on are those that later rows may look at, in every layer
+    end: int | None = None  # the next piece of a deterministic prefill begins here; None = all known tokens
 
     @property
     def replayed_rows(self) -> int:
@@ -60,6 +61,40 @@ class Halo:
     def total_tokens(self) -> int:
         """Rows before one whose output must be exact, through all layers."""
         return (self.encoder_layers + 1 + self.decoder_layers) * self.reach_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalCuts:
+    """Where a deterministic prefill is cut into pieces, whatever the caches hold and however steps are cut.
+
+    A piece begins as a prompt does after a hit without a tail: its window is replayed. So a hit that ends at a cut
+    changes no bit of what follows, and a piece's global KV depends on the tokens before its end alone.
+    """
+
+    every_tokens: int
+    window: int
+    slack: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every_tokens <= self.window:
+            raise ValueError(f"cuts every {self.every_tokens} tokens, within a window of {self.window}")
+
+    def last(self, prompt_tokens: int) -> int:
+        """Where the last piece of a prompt begins: the longest hit that leaves a token to compute."""
+        return (prompt_tokens - 1) // self.every_tokens * self.every_tokens
+
+    def at_most(self, tokens: int, *, prompt_tokens: int) -> int:
+        """The last cut within the first ``tokens`` tokens at which a prompt may go on."""
+        return min(tokens // self.every_tokens * self.every_tokens, self.last(prompt_tokens))
+
+    def span(self, cut: int, *, prompt_tokens: int) -> PrefillSpan:
+        """The piece that begins at ``cut``. Only the last one runs rows above the model's cut layer."""
+        if cut == self.last(prompt_tokens):
+            return plan_prefill(
+                prompt_tokens=prompt_tokens, hit_tokens=cut, window=self.window, slack=self.slack
+            )
+        first_row, end = max(0, cut - self.window), cut + self.every_tokens
+        return PrefillSpan(first_row, cut, first_row, end, end, settled_from=prompt_tokens, end=end)
 
 
 def usable_hit(

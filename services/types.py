@@ -20,6 +20,13 @@ from epdserve.services.receipts import TokenSources as TokenSources
 from epdserve.services.sampling import MAX_TOP_LOGPROBS, Grammar, PromptLogprobs, TokenLogprob
 from epdserve.services.sampling import SamplingParams as SamplingParams
 from epdserve.services.schedule import UNHURRIED, Schedule
+from epdserve.services.worker_types import BlockUpdate as BlockUpdate
+from epdserve.services.worker_types import TransferEndpoint as TransferEndpoint
+from epdserve.services.worker_types import TransferRegion as TransferRegion
+from epdserve.services.worker_types import WorkerDescription as WorkerDescription
+from epdserve.services.worker_types import WorkerInfo as WorkerInfo
+from epdserve.services.worker_types import WorkerRole as WorkerRole
+from epdserve.services.worker_types import WorkerState as WorkerState
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 
@@ -120,6 +127,11 @@ def _equal(left: object, right: object) -> bool:
     return left == right
 
 
+def _check_modes(exact: bool, deterministic: bool) -> None:
+    if exact and deterministic:
+        raise ValueError("exact runs a halo where deterministic replays a window")
+
+
 def _check_images(images: Iterable[PlacedImage], tokens: int) -> None:
     end = 0
     for image in images:
@@ -136,6 +148,7 @@ class PrefillJob(_ByValue):
         tokens: The prompt; any iterable of ids is taken, a ``TokenIds`` array is stored.
         tenant_key: Keys the block hashes; two tenants share no block.
         exact: Take only blocks made without encoder replay.
+        deterministic: Prefill in canonical pieces: no bit depends on what is cached. Not with ``exact``.
         trace: W3C traceparent, empty if none.
         readers: How many decode jobs will pull the answer; each gets a lease of its own.
         prompt_logprobs: Alternatives told with each prompt token's log-probability; None = nothing is told. Such a
@@ -154,10 +167,12 @@ class PrefillJob(_ByValue):
     tail_at: int | None = None
     images: tuple[PlacedImage, ...] = ()
     schedule: Schedule = UNHURRIED
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
         _check_images(self.images, len(self.tokens))
+        _check_modes(self.exact, self.deterministic)
         if self.tail_at is not None and not 0 < self.tail_at < len(self.tokens):
             raise ValueError(f"tail_at={self.tail_at} in a prompt of {len(self.tokens)} tokens")
         if not 1 <= self.readers <= MAX_READERS:
@@ -201,7 +216,8 @@ class DecodeJob(_ByValue):
 
     Attributes:
         tokens: The prompt.
-        handle: Where the KV of ``tokens + emitted`` lies; None = recompute it here.
+        handle: Where the KV of ``tokens + emitted`` lies, of ``tokens`` if the job is ``deterministic``; None =
+            recompute it here.
         emitted: Tokens already delivered by an earlier worker. Offsets go on counting: that of the first
             chunk is ``len(emitted)``.
         grammar: What the output must look like; its state is rebuilt from ``emitted``.
@@ -209,6 +225,7 @@ class DecodeJob(_ByValue):
         keep_tail: The next turn is likely to begin with all of this one: a tail is kept where it ends.
         images: Of the prompt, in order of their places.
         schedule: Whom to take out when pages run out.
+        deterministic: As of the prefill; generated tokens are run again after a death.
     """
 
     request_id: str
@@ -224,10 +241,12 @@ class DecodeJob(_ByValue):
     keep_tail: bool = True
     images: tuple[PlacedImage, ...] = ()
     schedule: Schedule = UNHURRIED
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", token_ids(self.tokens))
         _check_images(self.images, len(self.tokens))
+        _check_modes(self.exact, self.deterministic)
         object.__setattr__(self, "emitted", token_ids(self.emitted))
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
@@ -297,104 +316,3 @@ class TokenChunk:
     def final(self) -> bool:
         """Whether nothing follows."""
         return self.finish_reason is not None or self.error is not None
-
-
-class WorkerRole(StrEnum):
-    """What a worker does."""
-
-    ENCODE = "encode"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    STORE = "store"
-
-
-class WorkerState(StrEnum):
-    """Whether a worker takes work."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker as its heartbeat tells it.
-
-    Attributes:
-        incarnation: This life of the worker; greater (as a string) than that of any earlier life.
-        address: gRPC, ``host:port``.
-        metrics_address: ``host:port`` of ``/metrics``.
-        cache_root: Root of the block hashes; only workers of one root share blocks.
-        queued_tokens: Tokens of work waiting.
-        running: Requests in the step loop.
-        step_age_s: Age of the running step, 0 between steps.
-        machine: Workers of one machine use its store; filled in by whoever sends the heartbeat.
-        encodes: Embeds images, whatever its role.
-    """
-
-    worker: str
-    role: WorkerRole
-    incarnation: str
-    address: str
-    metrics_address: str
-    state: WorkerState
-    cache_root: bytes
-    block_tokens: int
-    max_context_tokens: int
-    queued_tokens: int
-    running: int
-    free_pages: int
-    total_pages: int
-    step_age_s: float
-    wire_version: int
-    model_name: str
-    machine: str = ""
-    encodes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TransferRegion:
-    """A registered memory region of a peer; ``device_id`` is -1 for host memory."""
-
-    name: str
-    address: int
-    stride: int
-    count: int
-    device_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransferEndpoint:
-    """What a peer must know to read a worker's memory."""
-
-    agent: str
-    metadata: bytes
-    regions: tuple[TransferRegion, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDescription:
-    """A worker's facts together with the door to its memory."""
-
-    info: WorkerInfo
-    endpoint: TransferEndpoint
-
-
-@dataclass(frozen=True, slots=True)
-class BlockUpdate:
-    """Blocks that a worker now holds or no longer holds.
-
-    Attributes:
-        incarnation: The worker's life these numbers belong to.
-        snapshot: ``added`` is everything held as of ``next_seq``; what was known before is void.
-        first_seq, next_seq: Of the first event, and one past the last; a delta begins where the one before ended.
-        digest: Of everything held as of ``next_seq`` (``kvstore/set_digest.py``); empty = not told.
-    """
-
-    incarnation: str
-    snapshot: bool
-    first_seq: int
-    next_seq: int
-    added: tuple[bytes, ...]
-    removed: tuple[bytes, ...]
-    digest: bytes = b""

@@ -55,6 +55,7 @@ class _Asked:
     sampling: SamplingParams
     parsing: ParserOptions
     exact: bool
+    deterministic: bool
     images: tuple[PromptImage, ...]
 
 
@@ -115,14 +116,16 @@ class Generator:
         return [_answer(*each) for each in zip(asked, parsers, pieces, done, times, strict=True)]
 
     def _generate(self, asked: Sequence[_Asked], take: Any) -> list[Generation]:
-        exact = {each.exact for each in asked}
-        if len(exact) != 1:
-            raise CommandError("requests of one file are all exact or none is")
+        modes = {(each.exact, each.deterministic) for each in asked}
+        if len(modes) != 1:
+            raise CommandError("requests of one file are all exact or none is, and deterministic likewise")
+        ((exact, deterministic),) = modes
         prompts = [each.chat.tokens for each in asked]
         return self._engine.generate(
             prompts,
             [each.sampling for each in asked],
-            exact=exact.pop(),
+            exact=exact,
+            deterministic=deterministic,
             images=[each.images for each in asked],
             on_tokens=take,
         )
@@ -142,7 +145,9 @@ class Generator:
         sampling = sampling_of(options, max_tokens=options.max_tokens or MAX_TOKENS)
         parsing = ParserOptions(stops=options.stops, stop_token_ids=options.stop_token_ids)
         chat, images = self._show(chat)
-        return _Asked(chat, sampling, parsing, options.exact, images)
+        if options.exact and options.deterministic:
+            raise InvalidRequest("deterministic does not go together with exact", param="deterministic")
+        return _Asked(chat, sampling, parsing, options.exact, options.deterministic, images)
 
     def _show(self, chat: RenderedChat) -> tuple[RenderedChat, tuple[PromptImage, ...]]:
         """The prompt with the spans of its images in their places."""

@@ -264,7 +264,8 @@ class Admission:
         task.phase, task.exit_D = Phase.RUNNING, arrival.exit_D
         task.running_at = self._runner.clock.monotonic()
         task.own_tokens = arrival.own_blocks * self._runner.block_tokens
-        task.pulled_tokens = task.request.length - task.own_tokens
+        task.pulled_tokens = task.request.prompt_tokens - task.own_tokens
+        task.recomputed_tokens += task.request.remaining_rows
         self._metrics.tokens.labels(source="pulled").inc(task.pulled_tokens)
         self._running.append(task)
 

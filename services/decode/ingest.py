@@ -67,7 +67,7 @@ class Ingest:
             HandleRefused: Nothing was changed.
         """
         runner = self._runner
-        hashes = runner.chain_of(request)
+        hashes = runner.chain_of(request)[: request.prompt_tokens // runner.block_tokens]
         self._check(handle, request, hashes)
         staging, slot = runner.staging_slots.acquire(), runner.state_slots.acquire()
         own = runner.blocks.match(hashes, exact=request.exact)
@@ -112,8 +112,8 @@ class Ingest:
         return outcome
 
     def _check(self, handle: KVHandle, request: RunningRequest, hashes: Sequence[bytes]) -> None:
-        if handle.tokens != request.length:
-            raise HandleRefused(f"handle of {handle.tokens} tokens for a request of {request.length}")
+        if handle.tokens != request.prompt_tokens:
+            raise HandleRefused(f"handle of {handle.tokens} tokens for a prefill of {request.prompt_tokens}")
         if [ref.block_hash for ref in handle.blocks] != list(hashes):
             raise HandleRefused("the handle's blocks are not those of the prompt")
         if handle.tail.nbytes != self._runner.tail_layout.nbytes:
@@ -148,7 +148,7 @@ class Ingest:
             TailError: The tail's bytes are not the promised ones.
         """
         runner, request = self._runner, arrival.request
-        request.next_row = request.length
+        request.next_row = request.prompt_tokens
         tail = arrival.handle.tail
         exit_D = runner.restore_tail(
             request,
@@ -160,7 +160,9 @@ class Ingest:
         runner.seal_next(request, [Filled(ref.checksum, ref.exact) for ref in arrival.pulled])
         tainted_from = len(arrival.handle.blocks) * runner.block_tokens
         request.tainted_from = None if arrival.handle.tail.exact else tainted_from
-        return exit_D
+        return (
+            None if request.remaining_rows else exit_D
+        )  # delivered tokens are run before the next one is drawn
 
     def _give_up(self, arrival: Arrival) -> None:
         runner, request = self._runner, arrival.request

@@ -35,11 +35,15 @@ class SwapSpace:
         self.used_bytes = 0
 
     def move_out(self, request: RunningRequest) -> Swapped | None:
-        """Free all that a request holds in the pools; None, with nothing kept, if there is no room for its state."""
+        """Free all that a request holds in the pools; None, with nothing kept, if there is no room for its state.
+
+        Nor are full blocks kept that nobody may share: a deterministic request runs its generated tokens again.
+        """
         runner = self._runner
+        unshared = request.next_row // runner.block_tokens > request.sealed_blocks
         nbytes = request.sealed_blocks * runner.layout.page_bytes + runner.tail_layout.nbytes
         swapped = None
-        if self.used_bytes + nbytes <= self._limit_bytes and not request.private:
+        if self.used_bytes + nbytes <= self._limit_bytes and not unshared:
             pages = request.pages[: request.sealed_blocks]
             record = torch.empty(runner.tail_layout.nbytes, dtype=torch.uint8)
             checksum = runner.write_tail(request, record, None)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 import torch
-from epdserve.model.replay import PrefillSpan
+from epdserve.model.replay import CanonicalCuts, PrefillSpan
 from epdserve.services.decode.grammar import Constraint
 from epdserve.services.decode.preemption import Swapped
 from epdserve.services.decode.tally import TokenTally
@@ -79,11 +79,20 @@ class DecodeTask:
     _forecast: LengthForecast | None = None
 
     @classmethod
-    def of(cls, job: DecodeJob, *, eos_token_id: int, max_context_tokens: int, now: float) -> "DecodeTask":
+    def of(
+        cls,
+        job: DecodeJob,
+        *,
+        eos_token_id: int,
+        max_context_tokens: int,
+        now: float,
+        cuts: CanonicalCuts | None = None,
+    ) -> "DecodeTask":
         """A task for a job, with room for all tokens it may produce.
 
         A pulled prefill ended with the tokens already delivered; one computed here ends where the prompt does, so that
-        the same rows are dropped by decoder replay as when the request first ran, unless a hit reaches beyond it.
+        the same rows are dropped by decoder replay as when the request first ran, unless a hit reaches beyond it. The
+        prefill of a deterministic request always ends where the prompt does.
         """
         known = np.concatenate([job.tokens, job.emitted]).astype(np.int64)
         max_tokens = min(job.sampling.max_tokens, max_context_tokens - len(job.tokens))
@@ -93,12 +102,13 @@ class DecodeTask:
             request_id=job.request_id,
             tokens=tokens,
             length=len(known),
-            prompt_tokens=len(known) if job.handle is not None else len(job.tokens),
+            prompt_tokens=len(known) if job.handle is not None and cuts is None else len(job.tokens),
             tenant_key=job.tenant_key,
             exact=job.exact,
             span=_PULLED,
             resumed=len(job.emitted) > 0,
             images=tuple(map(RequestImage, job.images)),
+            cuts=cuts,
         )
         stop_ids = set(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:

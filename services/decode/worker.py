@@ -124,6 +124,7 @@ class DecodeWorker:
             eos_token_id=self._runner.backbone.config.eos_token_id,
             max_context_tokens=self._limits.max_context_tokens,
             now=self._runner.clock.monotonic(),
+            cuts=self._runner.cuts if job.deterministic else None,
         )
         self._limits.check(task.request.known, job.tenant_key, max_new_tokens=0)
         if task.constraint is not None and self._constraints is None:
@@ -233,7 +234,7 @@ class DecodeWorker:
     def _rows(self, tasks: Sequence[DecodeTask]) -> list[tuple[DecodeTask, int]]:
         """Rows of each task in this step: one while it decodes, a share of the budget while it catches up."""
         late = [task for task in tasks if task.request.remaining_rows > 1]
-        shares = share_budget([task.request.remaining_rows for task in late], budget=self._chunk_tokens)
+        shares = share_budget([task.request.piece_rows for task in late], budget=self._chunk_tokens)
         rows = {id(task): share for task, share in zip(late, shares, strict=True)}
         return [(task, count) for task in tasks if (count := rows.get(id(task), 1))]
 
@@ -277,6 +278,8 @@ class DecodeWorker:
         request = task.request
         if self._offloader is None or not task.job.keep_tail or request.slot is None or request.private:
             return
+        if request.cuts is not None:
+            return  # nobody could go on from it: hits of deterministic requests end at cuts
         if request.span.resumes_at(request.next_row, self._runner.window):
             self._offloader.offer_tail(request)
 

@@ -35,6 +35,8 @@ class EngineSettings(BaseModel):
     max_running: int = Field(default=16, ge=1)  # requests in the step loop; one state slot each
     max_queued: int = Field(default=256, ge=1)  # requests that wait for a state slot or for pages
     chunk_tokens: int = Field(default=256, ge=1)  # prompt rows of one step, all requests together
+    # Where prefills of deterministic requests are cut; rounded up to whole blocks, more than a window
+    deterministic_cut_tokens: int = Field(default=2048, ge=1)
     window_slack_tokens: int = Field(default=0, ge=0)  # kept rows beyond the window in decoder replay
     max_context_tokens: int | None = Field(
         default=None, ge=1

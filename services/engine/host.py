@@ -97,6 +97,7 @@ class EngineHost:
             metrics_address=self.metrics_address,
             state=state,
             cache_root=self.runner.names.root,
+            deterministic_root=self.runner.deterministic_names.root,
             block_tokens=self.runner.block_tokens,
             max_context_tokens=max_context_tokens,
             queued_tokens=load.queued_tokens,

@@ -93,7 +93,7 @@ class Offloader:
         self._touched_at: dict[bytes, float] = {}
         self._pending_bytes = 0
         self._calls = 0
-        self._owners: dict[bytes, CacheOwner] = {}
+        self._owners: dict[tuple[bytes, bytes], CacheOwner] = {}
         self._open = False
         self._wake = asyncio.Event()
         self._pumps: list[asyncio.Task[None]] = []
@@ -153,7 +153,7 @@ class Offloader:
         blocks = tuple(
             OffloadBlock(BlockRef(*info), parent) for info, parent in zip(infos, parents, strict=True)
         )
-        owner = self._owner(request.tenant_key)
+        owner = self._owner(request)
         size, now = self._use.portion_blocks, self._runner.clock.monotonic()
         for at in range(0, len(pages), size):
             part = slice(at, at + size)
@@ -174,12 +174,12 @@ class Offloader:
         tokens = request.tokens[: request.next_row]
         blocks = len(tokens) // runner.block_tokens
         rest = tokens[blocks * runner.block_tokens :]
-        key = request.tenant_key
-        start = chain_start(block_tokens=runner.block_tokens, root=runner.names.root, tenant_key=key)
+        owner, key = self._owner(request), request.tenant_key
+        start = chain_start(block_tokens=runner.block_tokens, root=owner.root, tenant_key=key)
         offer = TailOffer(
             worker=self._worker,
             incarnation=self._incarnation,
-            owner=self._owner(key),
+            owner=owner,
             tail=tail,
             identity=runner.tail_name(request, tokens),
             parent=request.hashes[blocks - 1] if blocks else start,
@@ -272,12 +272,13 @@ class Offloader:
         if outcome:
             self._metrics.offloads.labels(outcome=outcome).inc(len(offer.pages))
 
-    def _owner(self, tenant_key: bytes) -> CacheOwner:
-        owner = self._owners.get(tenant_key)
+    def _owner(self, request: RunningRequest) -> CacheOwner:
+        key, root = request.tenant_key, self._runner.names_of(request).root
+        owner = self._owners.get((key, root))
         if owner is None:
             if len(self._owners) >= _TOUCHED:
                 self._owners.clear()
-            owner = self._owners[tenant_key] = CacheOwner(tenant_label(tenant_key), self._runner.names.root)
+            owner = self._owners[key, root] = CacheOwner(tenant_label(key), root)
         return owner
 
     def _take(self, nbytes: int) -> bool:

@@ -52,7 +52,7 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
 
     The longest prefix found in this worker's pages is used if it is worth it (the hit rules, README.md). From a tail
     the request goes on exactly; without one its last window is replayed, so that what follows is tainted, or, if the
-    request is exact, a halo is run instead.
+    request is exact, a halo is run instead. A deterministic request starts at a cut.
     """
     if not request.hashes:
         request.hashes = runner.chain_of(request)
@@ -72,8 +72,9 @@ def onboard(runner: Runner, request: RunningRequest, tail: FoundTail | None = No
         return False
     request.slot, request.pages, request.sealed_blocks = slot, found + fresh, len(found)
     asked_tokens = request.prompt_tokens
-    request.prompt_tokens, request.span = start.prompt_tokens, start.span
-    request.next_row, request.private = start.span.first_row, False
+    request.prompt_tokens, request.private = start.prompt_tokens, False
+    request.hit_tokens, request.replayed_rows = start.span.publish_from, 0
+    request.begin(start.span)
     request.tainted_from = _tainted_from(runner, request, found, tail)
     if tail is None:
         return True
@@ -95,6 +96,10 @@ def plan_start(runner: Runner, request: RunningRequest, blocks: int, tail_at: in
     """
     if request.every_row:
         return Start(request.prompt_tokens, PrefillSpan(0, 0, 0, 0, 0), from_tail=False)
+    if request.cuts is not None:
+        cut = request.cuts.at_most(blocks * runner.block_tokens, prompt_tokens=request.prompt_tokens)
+        span = request.cuts.span(cut, prompt_tokens=request.prompt_tokens)
+        return Start(request.prompt_tokens, span, from_tail=False)
     reach = max(blocks * runner.block_tokens, tail_at or 0)
     prompt_tokens = request.prompt_tokens if reach < request.prompt_tokens else request.length
     halo = runner.halo if request.exact else None
@@ -128,6 +133,8 @@ def plan_start(runner: Runner, request: RunningRequest, blocks: int, tail_at: in
 
 def hittable_blocks(runner: Runner, request: RunningRequest) -> int:
     """Blocks of a request that a hit may consist of: at least one token is computed."""
+    if request.cuts is not None:
+        return request.cuts.last(request.prompt_tokens) // runner.block_tokens
     end = request.length if request.resumed else request.prompt_tokens
     return 0 if request.every_row else (end - 1) // runner.block_tokens
 
@@ -137,7 +144,7 @@ def _match(
 ) -> tuple[list[PageId], Start, FoundTail | None]:
     """Pages of a hit worth using, referenced, and what to do after them."""
     pages = runner.blocks.match(hashes, exact=request.exact)
-    if tail is not None and request.exact and not tail.exact:
+    if tail is not None and (request.cuts is not None or (request.exact and not tail.exact)):
         tail = None
     start = plan_start(runner, request, len(pages), tail.position if tail else None)
     used = start.span.publish_from // runner.block_tokens
@@ -149,6 +156,8 @@ def _tainted_from(
     runner: Runner, request: RunningRequest, found: Sequence[PageId], tail: FoundTail | None
 ) -> int | None:
     """Where the request's own blocks begin if anything before them was replayed."""
+    if request.cuts is not None:
+        return request.cuts.every_tokens  # the same for all that share these blocks, whoever made them
     if request.exact or not request.span.publish_from:
         return None
     if tail is not None and tail.exact and all(info.exact for info in runner.blocks.describe_all(found)):

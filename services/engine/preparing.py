@@ -147,7 +147,7 @@ class Preparer:
         pages = self._runner.blocks.match(hashes, exact=request.exact, counted=False)
         try:
             held = len(pages)
-            owner = CacheOwner(tenant_label(request.tenant_key), self._runner.names.root)
+            owner = CacheOwner(tenant_label(request.tenant_key), self._runner.names_of(request).root)
             speeds = self._speeds.speeds()
             if held == len(hashes):  # what the store has of it matters for the next prompt only
                 async with asyncio.TaskGroup() as both:
@@ -223,6 +223,8 @@ class Preparer:
         speeds: Speeds,
         prepared: Prepared,
     ) -> None:
+        if request.cuts is not None:
+            return  # hits of deterministic requests end at cuts
         bare = plan_start(self._runner, request, blocks, None)
         saved = bare.prompt_tokens - 1 - bare.span.first_row
         nbytes = self._runner.tail_layout.nbytes

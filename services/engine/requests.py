@@ -9,7 +9,7 @@ from epdserve.kvstore.hashing import ImageDigest
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import BlockHash, PageId
 from epdserve.model.batch import ImageSpan, Outputs, Segment
-from epdserve.model.replay import PrefillSpan
+from epdserve.model.replay import CanonicalCuts, PrefillSpan
 from epdserve.services.types import PlacedImage
 
 TokenArray = npt.NDArray[np.int64]
@@ -41,6 +41,9 @@ class RunningRequest:
         private: Its bytes differ from those held here under the same names, so it seals nothing any more.
         slot: State slot with window rows and open pairs; None while the request has no place in the batch.
         images: In order of their places.
+        cuts: Where its prefill is cut so that its answer does not depend on what was cached; None = it is not.
+        hit_tokens: Length of the hit it started from.
+        replayed_rows: Rows that were, or are being, run again although their global KV is there.
     """
 
     request_id: str
@@ -60,6 +63,9 @@ class RunningRequest:
     private: bool = False
     slot: Slot | None = None
     images: tuple[RequestImage, ...] = ()
+    cuts: CanonicalCuts | None = None
+    hit_tokens: int = 0
+    replayed_rows: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.prompt_tokens <= self.length <= len(self.tokens):
@@ -78,6 +84,12 @@ class RunningRequest:
         return self.length - self.next_row
 
     @property
+    def piece_rows(self) -> int:
+        """Those of them that can be run under the present span."""
+        end = self.span.end
+        return (self.length if end is None else end) - self.next_row
+
+    @property
     def blind_images(self) -> list[RequestImage]:
         """Images that rows yet to be run belong to and whose embeddings are not here."""
         return [i for i in self.images if i.embeddings_ND is None and i.place.end > self.next_row]
@@ -86,8 +98,8 @@ class RunningRequest:
     def ready_rows(self) -> int:
         """Rows that can be run now: those before the first image whose embeddings are not here."""
         if not (blind := self.blind_images):
-            return self.remaining_rows
-        return max(0, blind[0].place.first_token - self.next_row)
+            return self.piece_rows
+        return max(0, min(self.piece_rows, blind[0].place.first_token - self.next_row))
 
     @property
     def image_digests(self) -> list[ImageDigest]:
@@ -99,6 +111,14 @@ class RunningRequest:
         """Tokens whose global KV lies in ``pages``; during encoder replay more than the rows run so far."""
         return max(self.next_row, self.span.publish_from)
 
+    @property
+    def shareable_tokens(self) -> int:
+        """Those of them that others may hit: of a deterministic request what its prefill made, for a prefill of the
+        longer prompt would give other bits than decoding."""
+        if self.private:
+            return 0
+        return self.stored_tokens if self.cuts is None else min(self.stored_tokens, self.prompt_tokens)
+
     def pages_missing(self, tokens: int, block_tokens: int) -> int:
         """Pages to reserve before the first ``tokens`` tokens have a place."""
         return max(0, -(-tokens // block_tokens) - len(self.pages))
@@ -107,6 +127,16 @@ class RunningRequest:
         """Add a sampled token."""
         self.tokens[self.length] = token
         self.length += 1
+
+    def begin(self, span: PrefillSpan) -> None:
+        """Start a prefill, or the next piece of one."""
+        self.span, self.next_row = span, span.first_row
+        self.replayed_rows += span.replayed_rows
+
+    def go_on(self) -> None:
+        """After a step, and after what it filled was sealed: the next piece, if this one is over."""
+        if self.cuts is not None and self.next_row == self.span.end:
+            self.begin(self.cuts.span(self.next_row, prompt_tokens=self.prompt_tokens))
 
     def is_exact(self, end_token: int) -> bool:
         """Whether a block that ends before ``end_token`` has no encoder replay upstream."""

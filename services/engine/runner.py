@@ -19,8 +19,9 @@ from epdserve.kvstore.types import HOST_MEMORY, BlockHash, MemoryRegion, PageId
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs
 from epdserve.model.pools import KVPools, aligned_bytes
-from epdserve.model.replay import Halo
+from epdserve.model.replay import CanonicalCuts, Halo
 from epdserve.model.tail import TailLayout, read_tail, write_tail
+from epdserve.services.engine.backend import backend_bits
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.identity import CacheNames
 from epdserve.services.engine.requests import RunningRequest, TokenArray
@@ -54,6 +55,8 @@ class Runner:
 
     Attributes:
         blocks: Pages of global KV.
+        cuts: Of deterministic prefills.
+        names, deterministic_names: What blocks are called; those of deterministic requests are a world of their own.
         state_slots: One for each request in the batch.
         on_sealed: Told (request, first block, end) of blocks that were filled and sealed here, in the step loop.
         staging_slots: Places of ``staging``, (slots, tail bytes) uint8 host memory that peers read and pulls fill.
@@ -87,15 +90,27 @@ class Runner:
         self.state_slots = SlotPool(settings.max_running)
         self.staging = aligned_bytes((settings.staging_slots, self.tail_layout.nbytes))
         self.staging_slots = SlotPool(settings.staging_slots)
+        every = -(-settings.deterministic_cut_tokens // settings.block_tokens) * settings.block_tokens
+        self.cuts = CanonicalCuts(every, self.window, self.slack)
+        self.names = self._names(backbone.device.type, deterministic=False)
+        bits = f"{backend_bits(backbone.device)}; cuts {every}; slack {self.slack}"
+        self.deterministic_names = self._names(bits, deterministic=True)
+        self._shape = backbone.batch_shape(self.layout)
+
+    def _names(self, backend: str, *, deterministic: bool) -> CacheNames:
+        backbone = self.backbone
         root = cache_root(
             backbone.weights_fingerprint,
             self.layout.fingerprint(),
             backbone.precision.value,
-            backbone.device.type,
-            deterministic=False,
+            backend,
+            deterministic=deterministic,
         )
-        self.names = CacheNames(root, settings.block_tokens)
-        self._shape = backbone.batch_shape(self.layout)
+        return CacheNames(root, self.layout.block_tokens)
+
+    def names_of(self, request: RunningRequest) -> CacheNames:
+        """How the blocks of a request are named."""
+        return self.names if request.cuts is None else self.deterministic_names
 
     @property
     def num_pages(self) -> int:
@@ -129,6 +144,8 @@ class Runner:
         for part in parts:
             part.request.next_row += part.rows
         self.seal_filled(part.request for part in parts)
+        for part in parts:
+            part.request.go_on()
         return exit_RD
 
     def seal_filled(self, requests: Iterable[RunningRequest]) -> None:
@@ -137,8 +154,8 @@ class Runner:
         pages: list[PageId] = []
         hashes: list[BlockHash] = []
         for request in requests:
-            full = request.stored_tokens // self.block_tokens
-            if full > request.sealed_blocks and not request.private:
+            full = request.shareable_tokens // self.block_tokens
+            if full > request.sealed_blocks:
                 self.extend_hashes(request, full)
                 blocks = slice(request.sealed_blocks, full)
                 ready.append((request, blocks))
@@ -172,11 +189,12 @@ class Runner:
 
     def chain_of(self, request: RunningRequest) -> list[BlockHash]:
         """Hash of every full block of a request's known tokens."""
-        return self.names.chain(request.known, request.tenant_key, request.image_digests)
+        return self.names_of(request).chain(request.known, request.tenant_key, request.image_digests)
 
     def tail_name(self, request: RunningRequest, tokens: TokenArray) -> bytes:
         """Identity of the tail after ``tokens``, the first of a request whose hashes are known so far."""
-        return self.names.tail(tokens, request.hashes, request.tenant_key, request.image_digests)
+        names = self.names_of(request)
+        return names.tail(tokens, request.hashes, request.tenant_key, request.image_digests)
 
     def seal_next(self, request: RunningRequest, filled: Sequence[Filled]) -> None:
         """Make a request's next complete pages shareable; a page that holds the same block may take its place."""

@@ -52,7 +52,9 @@ class TailFetcher:
         runner, size = self._runner, self._runner.block_tokens
         bare = plan_start(runner, request, blocks, None)
         last = bare.prompt_tokens - 1
-        start = chain_start(block_tokens=size, root=runner.names.root, tenant_key=request.tenant_key)
+        start = chain_start(
+            block_tokens=size, root=runner.names_of(request).root, tenant_key=request.tenant_key
+        )
         found: list[TailCandidate] = []
         for block in range(min(blocks, last // size), bare.span.first_row // size - 1, -1):
             after = request.tokens[block * size : min((block + 1) * size, last)]

@@ -139,6 +139,7 @@ class LocalEngine:
         sampling: SamplingParams | Sequence[SamplingParams],
         *,
         exact: bool = False,
+        deterministic: bool = False,
         tenant_key: bytes = TENANT_KEY,
         grammar: Grammar | None = None,
         images: Sequence[Sequence[PromptImage]] = (),
@@ -151,6 +152,7 @@ class LocalEngine:
             prompts: Token ids of each.
             sampling: For all, or one for each.
             exact: Take no prefix hit and drop no row.
+            deterministic: Answers whose bits do not depend on what is cached.
             tenant_key: Prefix hits happen between prompts of one key.
             grammar: What each answer must look like.
             images: Of each prompt, in their places; empty if none has any.
@@ -164,7 +166,7 @@ class LocalEngine:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         listeners = [partial(on_tokens, index) if on_tokens else None for index in range(len(prompts))]
         started = [
-            self._start(prompt, params, exact, tenant_key, grammar, shown, listener)
+            self._start(prompt, params, exact, deterministic, tenant_key, grammar, shown, listener)
             for prompt, params, shown, listener in zip(
                 prompts, each, images or [()] * len(prompts), listeners, strict=True
             )
@@ -243,6 +245,7 @@ class LocalEngine:
         prompt: Prompt,
         sampling: SamplingParams,
         exact: bool,
+        deterministic: bool,
         tenant_key: bytes,
         grammar: Grammar | None,
         images: Sequence[PromptImage],
@@ -254,14 +257,23 @@ class LocalEngine:
         placed = self._images.place(images) if self._images is not None and images else ()
         if len(placed) < len(images):
             raise InvalidRequest("this model takes no images", param="messages")
-        task = self._prefill.new_task(PrefillJob(name, tokens, tenant_key, exact, images=placed))
+        prefill = PrefillJob(name, tokens, tenant_key, exact, images=placed, deterministic=deterministic)
+        task = self._prefill.new_task(prefill)
 
         def prefilled(done: Future[PrefillResult]) -> None:
             """In the step loop, like everything that ends a prefill."""
             try:
                 request.prefill = result = done.result(0)
                 decode = DecodeJob(
-                    name, tokens, tenant_key, exact, sampling, result.handle, grammar=grammar, images=placed
+                    name,
+                    tokens,
+                    tenant_key,
+                    exact,
+                    sampling,
+                    result.handle,
+                    grammar=grammar,
+                    images=placed,
+                    deterministic=deterministic,
                 )
                 self._decode.enqueue(self._decode.new_task(decode))
             except ServiceError as error:

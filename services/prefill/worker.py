@@ -136,6 +136,7 @@ class PrefillWorker:
             span=_NOT_STARTED,
             every_row=job.prompt_logprobs is not None,
             images=self._images_of(job, tokens),
+            cuts=self._runner.cuts if job.deterministic else None,
         )
         scorer = None
         if job.prompt_logprobs is not None:
@@ -263,7 +264,9 @@ class PrefillWorker:
         if self._offloader is not None:
             self._offloader.touch(request.hashes[: request.sealed_blocks])
         if task.tail_at is not None and not (
-            self._offloader is not None and request.span.resumes_at(task.tail_at, runner.window)
+            self._offloader is not None
+            and request.cuts is None
+            and request.span.resumes_at(task.tail_at, runner.window)
         ):
             task.tail_at = None
         return True
@@ -321,12 +324,12 @@ class PrefillWorker:
         )
 
     def _result(self, task: PrefillTask, handle: KVHandle, more_leases: Sequence[LeaseId]) -> PrefillResult:
-        span, now = task.request.span, self._runner.clock.monotonic()
+        request, now = task.request, self._runner.clock.monotonic()
         return PrefillResult(
             handle=handle,
-            cached_tokens=span.publish_from,
-            replayed_rows=span.replayed_rows,
-            computed_tokens=task.request.prompt_tokens - span.publish_from,
+            cached_tokens=request.hit_tokens,
+            replayed_rows=request.replayed_rows,
+            computed_tokens=request.prompt_tokens - request.hit_tokens,
             queue_ms=1e3 * (task.started_at - task.queued_at),
             run_ms=1e3 * (now - task.started_at),
             more_leases=tuple(more_leases),

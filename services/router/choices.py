@@ -62,6 +62,7 @@ class ChoiceStreams:
                 first.placed_at,
                 first.prefilled_at,
             )
+            trail.root = first.root
             trail.prefill_worker, trail.decode_worker = first.prefill_worker, first.decode_worker
         start = starts[index] if index < len(starts) else None  # an older worker gives one lease only
         if start is not None:

@@ -70,6 +70,7 @@ class Body(BaseModel):
     user_id: StrictStr | None = None
     cache_salt: StrictStr | None = None
     exact: StrictBool | None = None
+    deterministic: StrictBool | None = None
     receipt: StrictBool | None = None
     deadline_s: Annotated[Number, Field(gt=0)] | None = None
     slo_class: StrictStr | None = None
@@ -95,6 +96,7 @@ class Body(BaseModel):
             "user": self.user_id or self.user or "",
             "cache_salt": self.cache_salt or "",
             "exact": bool(self.exact),
+            "deterministic": bool(self.deterministic),
             "receipt": bool(self.receipt),
             "deadline_s": self.deadline_s,
             "slo": SloWish(self.slo_class, self.ttft_target_s, self.tpot_target_s, self.priority),

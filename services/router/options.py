@@ -59,6 +59,7 @@ class Options:
     user: str = ""
     cache_salt: str = ""
     exact: bool = False
+    deterministic: bool = False
     receipt: bool = False
     deadline_s: float | None = None
     slo: SloWish = NO_WISH
@@ -131,6 +132,7 @@ def generation(
         ContextTooLong: Prompt and answer do not fit.
         InvalidRequest: A value that cannot be served.
     """
+    _check_deterministic(options, thinking)
     config, wish = parts.config, options.slo.over(caller.slo)
     deadline_s = min(options.deadline_s or config.request_deadline_s, config.request_deadline_s)
     name = caller.request_id if number is None else f"{caller.request_id}-{number}"
@@ -141,7 +143,7 @@ def generation(
         cache_salt=options.cache_salt,
         epoch=caller.cache_epoch,
     )
-    if turns:
+    if turns and not options.deterministic:  # what the memo remembers depends on what was asked here before
         tokens, recalled = parts.memo.splice(key, tokens)
         for turn in recalled:
             parts.metrics.turns.labels(memo=turn.value).inc()
@@ -179,7 +181,28 @@ def generation(
         tail_at=len(tokens) - 1 if thinks else None,
         keep_tail=keep_tail,
         images=tuple(images),
+        deterministic=options.deterministic,
     )
+
+
+def _check_deterministic(options: Options, thinking: Thinking) -> None:
+    """Refuse what cannot go together with an answer that depends on nothing but the request.
+
+    Raises:
+        InvalidRequest: Which field it is, and why.
+    """
+    if not options.deterministic:
+        return
+    clashes = {
+        "exact": (options.exact, "runs a halo where deterministic requests replay a window"),
+        "prompt_logprobs": (options.prompt_logprobs is not None, "makes a request exact"),
+        "effort_floor": (thinking.floor is not None, "lets the load of the moment choose the effort"),
+    }
+    for name, (asked, why) in clashes.items():
+        if asked:
+            raise InvalidRequest(
+                f"deterministic does not go together with {name}, which {why}", param="deterministic"
+            )
 
 
 def check_choices(n: int, *, strict: bool) -> None:
@@ -196,7 +219,7 @@ def check_choices(n: int, *, strict: bool) -> None:
 def sampling_of(
     options: Options, *, max_tokens: int, official: bool = False, effort: Effort | None = None
 ) -> SamplingParams:
-    """How tokens are drawn; a seed that was not given is random.
+    """How tokens are drawn; a seed that was not given is random, or 0 if the answer must be deterministic.
 
     Args:
         official: Temperature and top_p as DeepSeek's service has them for this effort.
@@ -205,7 +228,9 @@ def sampling_of(
     top_p = 1.0 if options.top_p is None else options.top_p
     if official:
         temperature, top_p = _official(temperature, top_p, effort)
-    seed = secrets.randbits(63) if options.seed is None else options.seed
+    seed = options.seed
+    if seed is None:
+        seed = 0 if options.deterministic else secrets.randbits(63)
     return SamplingParams(
         # The wire carries int64; the upper half of the unsigned range is its negative half
         seed=seed - 2**64 if seed >= 2**63 else seed,

@@ -31,7 +31,7 @@ from epdserve.services.router.image_calls import ImageCalls
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail, now
-from epdserve.services.router.routing import Life, Placer, Route
+from epdserve.services.router.routing import Life, Placer, Route, root_of
 from epdserve.services.schedule import UNHURRIED, Schedule
 from epdserve.services.types import (
     DecodeJob,
@@ -162,13 +162,15 @@ class Pipeline:
         while True:
             try:
                 route = await self._placer.place(
-                    _continued(request.tokens, emitted),
+                    _prefilled_tokens(request, emitted),
                     tenant_key=request.tenant_key,
                     forecast=forecast,
                     request_id=request.request_id,
                     avoid=lost,
                     images=request.image_digests,
                     targets=request.slo,
+                    deterministic=request.deterministic,
+                    root=trail.root if request.deterministic and emitted else b"",
                 )
             except Unavailable:
                 if loop.time() >= give_up_at:
@@ -178,6 +180,7 @@ class Pipeline:
             if self._foresight is not None and not (emitted or lost):
                 self._foresight.admit(request, route, forecast)
             trail.placed_at = trail.placed_at or now()
+            trail.root = trail.root or root_of(route.prefill, deterministic=request.deterministic)
             trail.prefill_worker, trail.decode_worker = route.prefill.worker, route.decode.worker
             return route
 
@@ -216,7 +219,7 @@ class Pipeline:
 
         Both workers count the request from the start: it is coming to them.
         """
-        tokens = _continued(request.tokens, emitted)
+        tokens = _prefilled_tokens(request, emitted)
         expected = forecast.mean
         with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
             if handle is None:
@@ -236,6 +239,7 @@ class Pipeline:
                 request.keep_tail,
                 request.placed_images,
                 self._schedule(request, forecast),
+                request.deterministic,
             )
             async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
                 async for chunk in chunks:
@@ -262,6 +266,7 @@ class Pipeline:
             request.tail_at,
             self._images.assign(request.images, route.prefill),
             self._schedule(request, forecast),
+            request.deterministic,
         )
         with self._ledger.hold(worker, max(1, len(tokens) - route.hit_tokens)):
             try:
@@ -348,8 +353,11 @@ class Pipeline:
             return
 
 
-def _continued(tokens: TokenIds, emitted: list[int]) -> TokenIds:
-    return token_ids(np.concatenate([tokens, np.array(emitted, dtype="<i4")])) if emitted else tokens
+def _prefilled_tokens(request: GenerateRequest, emitted: list[int]) -> TokenIds:
+    """What a prefill covers: after a death the delivered tokens too, unless decoding must run them again."""
+    if not emitted or request.deterministic:
+        return request.tokens
+    return token_ids(np.concatenate([request.tokens, np.array(emitted, dtype="<i4")]))
 
 
 def _attempt_id(request: GenerateRequest, trail: Trail) -> str:

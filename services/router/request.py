@@ -34,6 +34,7 @@ class GenerateRequest:
         tail_at: Where the next turn's prompt is likely to leave this one.
         keep_tail: The next turn is likely to begin with all of this one.
         images: Of the prompt, in order.
+        deterministic: Its answer's bits do not depend on what the caches hold, nor on which of equal workers run it.
         received_at: By ``now``, 0 = not known.
         tenant: Whose share of the workers it takes from.
         slo: What it is promised; ``slo_asked`` if it said so itself.
@@ -66,6 +67,7 @@ class GenerateRequest:
     effort_floor: Effort | None = None
     tools: bool = False
     turn: int = 1
+    deterministic: bool = False
 
     @property
     def image_digests(self) -> tuple[ImageDigest, ...]:
@@ -92,6 +94,7 @@ class Trail:
         waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
         drawn: All ids of the answer so far.
         charged_tokens: Of prompt and answer, all choices, for the tenant's limit.
+        root: Of the blocks of the first attempt's workers.
         prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
     """
 
@@ -101,6 +104,7 @@ class Trail:
     prefilled_at: float = 0.0
     first_token_at: float = 0.0
     waited_s: float = 0.0
+    root: bytes = b""
     prefill_worker: str = ""
     decode_worker: str = ""
     prefill: PrefillResult | None = None

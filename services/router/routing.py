@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from epdserve.kvstore.hashing import ImageDigest, prefix_hash_chain
@@ -130,6 +131,8 @@ class Placer:
         avoid: Collection[Life] = (),
         images: Sequence[ImageDigest] = (),
         targets: Targets | SloClass | None = None,
+        deterministic: bool = False,
+        root: bytes = b"",
     ) -> Route:
         """Choose a pair of workers for a prompt.
 
@@ -140,6 +143,8 @@ class Placer:
             avoid: Lives of workers that were lost under this request.
             images: Of the prompt; they enter the names of its blocks.
             targets: What the request was promised; None = as all are.
+            deterministic: Workers of one back end, and blocks of deterministic requests, are wanted.
+            root: Only workers of this root; empty = of any.
 
         Raises:
             Unavailable: No pair of ready workers with one layout.
@@ -147,14 +152,17 @@ class Placer:
         self.estimates.keep([info.worker for info in self._cluster.workers()])
         prefills = self.ready(WorkerRole.PREFILL, avoid)
         decodes = self.ready(WorkerRole.DECODE, avoid)
-        roots = {info.cache_root for info in prefills} & {info.cache_root for info in decodes}
+        layout_of = partial(_layout, deterministic=deterministic)
+        roots = {layout_of(info)[0] for info in prefills} & {layout_of(info)[0] for info in decodes}
+        roots = (roots & {root} if root else roots) - {b""}
         if not roots:
             missing = (
                 "prefill" if not prefills else "decode" if not decodes else "matching prefill and decode"
             )
             raise Unavailable(f"no {missing} worker is ready", retry_after_s=1.0)
-        prefills = [info for info in prefills if info.cache_root in roots]
-        found = await self._hit_tokens(prefills, tokens, tenant_key, images)
+        prefills = [info for info in prefills if layout_of(info)[0] in roots]
+        layouts = sorted({layout_of(info) for info in prefills})
+        found = await self._hit_tokens(layouts, tokens, tenant_key, images)
         stores = {info.machine: info.worker for info in self.ready(WorkerRole.STORE, avoid)}
         routes = []
         for layout, (affinity, hits) in found.items():
@@ -171,8 +179,8 @@ class Placer:
                 staleness_s=0.0 if self.ledger.alone else _STALENESS_S,
             )
             choice = _Choice(
-                [info for info in prefills if _layout(info) == layout],
-                [info for info in decodes if info.cache_root == layout[0]],
+                [info for info in prefills if layout_of(info) == layout],
+                [info for info in decodes if layout_of(info)[0] == layout[0]],
                 hits,
                 stores,
                 wanted,
@@ -238,14 +246,14 @@ class Placer:
 
     async def _hit_tokens(
         self,
-        prefills: Sequence[WorkerInfo],
+        layouts: Sequence[tuple[bytes, int]],
         tokens: TokenIds,
         tenant_key: bytes,
         images: Sequence[ImageDigest],
     ) -> dict[tuple[bytes, int], tuple[bytes, dict[str, int]]]:
         """By layout of the pool: the prompt's first block, and leading tokens that each worker and store holds."""
         hits: dict[tuple[bytes, int], tuple[bytes, dict[str, int]]] = {}
-        for root, block_tokens in sorted({_layout(info) for info in prefills}):
+        for root, block_tokens in layouts:
             hashes = await self._chain(tokens, root, block_tokens, tenant_key, images)
             found = self._cluster.hits(hashes) if hashes else {}
             held = {worker: blocks * block_tokens for worker, blocks in found.items()}
@@ -276,6 +284,11 @@ def _cost(route: Route) -> tuple[float, str]:
     return route.decision.chosen.cost, route.prefill.worker
 
 
-def _layout(info: WorkerInfo) -> tuple[bytes, int]:
+def root_of(info: WorkerInfo, *, deterministic: bool) -> bytes:
+    """Root of the blocks that a request would meet at a worker; empty if it takes none of this kind."""
+    return info.deterministic_root if deterministic else info.cache_root
+
+
+def _layout(info: WorkerInfo, *, deterministic: bool) -> tuple[bytes, int]:
     """What workers must agree on to share blocks."""
-    return info.cache_root, info.block_tokens
+    return root_of(info, deterministic=deterministic), info.block_tokens

@@ -60,6 +60,7 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
     receipt: dict[str, Any] = {
         "request_id": request.request_id,
         "exact": request.exact,
+        "deterministic": request.deterministic,
         "effort": None
         if request.effort is None
         else {

@@ -141,6 +141,7 @@ def prefill_job_to_pb(job: PrefillJob) -> prefill_pb2.PrefillJob:
         tail_at=job.tail_at,
         images=placed_to_pb(job.images),
         schedule=schedule_to_pb(job.schedule),
+        deterministic=job.deterministic,
     )
 
 
@@ -158,6 +159,7 @@ def prefill_job_from_pb(pb: prefill_pb2.PrefillJob) -> PrefillJob:
             pb.tail_at if pb.HasField("tail_at") else None,
             placed_from_pb(pb.images),
             schedule_from_pb(pb.schedule),
+            pb.deterministic,
         )
 
 
@@ -211,6 +213,7 @@ def decode_job_to_pb(job: DecodeJob) -> decode_pb2.DecodeJob:
         forget_tail=not job.keep_tail,
         images=placed_to_pb(job.images),
         schedule=schedule_to_pb(job.schedule),
+        deterministic=job.deterministic,
     )
 
 
@@ -231,6 +234,7 @@ def decode_job_from_pb(pb: decode_pb2.DecodeJob) -> DecodeJob:
             keep_tail=not pb.forget_tail,
             images=placed_from_pb(pb.images),
             schedule=schedule_from_pb(pb.schedule),
+            deterministic=pb.deterministic,
         )
 
 

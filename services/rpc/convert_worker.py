@@ -46,6 +46,7 @@ def info_to_pb(info: WorkerInfo) -> common_pb2.WorkerRecord:
         model_name=info.model_name,
         machine=info.machine,
         encodes=info.encodes,
+        deterministic_root=info.deterministic_root,
     )
 
 
@@ -73,6 +74,7 @@ def info_from_pb(pb: common_pb2.WorkerRecord) -> WorkerInfo:
         model_name=pb.model_name,
         machine=pb.machine,
         encodes=pb.encodes,
+        deterministic_root=pb.deterministic_root,
     )
 
 

@@ -4,7 +4,8 @@ CI runs a few points; all of them: ``pytest tests/integration/test_deaths.py -m 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from epdserve.services.router.request import GenerateRequest, Trail
 from epdserve.services.router.routing import Placer
 from epdserve.services.router.rpc_cluster import RpcCluster
 from epdserve.services.types import PrefillJob, PrefillResult, token_ids
-from support.engine import BLOCK_TOKENS, TENANT, Reference, greedy, prompt
+from support.engine import BLOCK_TOKENS, TENANT, DecodeBench, PrefillBench, Reference, greedy, prompt
 from support.golden import TINY, tiny
 from support.mortal import Doom, Mortals
 from support.pools import DECODE, PREFILL, STORE, TOKEN, Pools, engine_table, pools
@@ -26,6 +27,7 @@ from support.pools import DECODE, PREFILL, STORE, TOKEN, Pools, engine_table, po
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 PROMPT, OUTPUT = 45, 30
+CUT = 24
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2")  # one more than die in one request
 
 
@@ -47,6 +49,7 @@ class World:
     cluster: RecordingCluster
     pipeline: Pipeline
     seeds: list[int] = field(default_factory=lambda: list(range(900, 2000)))
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,7 +57,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     async with pools(tmp_path_factory.mktemp("deaths"), lease_s=2.0) as live:
         mortals = Mortals(live)
         store = {"model_dir": str(TINY), "block_tokens": BLOCK_TOKENS, "host_bytes": 8 * 2**20}
-        patient = engine_table(store={"call_deadline_s": 10.0, "transfer_deadline_s": 20.0})
+        patient = engine_table(
+            deterministic_cut_tokens=CUT, store={"call_deadline_s": 10.0, "transfer_deadline_s": 20.0}
+        )
         await live.start("store-0", STORE, **store)
         async with asyncio.TaskGroup() as group:
             for worker in WORKERS:
@@ -70,17 +75,20 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         await mortals.end()
 
 
-async def generate(world: World, tokens: np.ndarray, *, exact: bool) -> tuple[list[int], Trail]:
+async def generate(
+    world: World, tokens: np.ndarray, *, exact: bool = False, deterministic: bool = False
+) -> tuple[list[int], Trail]:
     """A request's whole output; offsets are checked."""
     world.cluster.log = []
     trail = Trail(0.0)
     request = GenerateRequest(
-        request_id=f"r{world.seeds[0]}",
+        request_id=f"r{next(world.numbers)}",
         tokens=token_ids(tokens),
         tenant_key=TENANT,
         sampling=greedy(OUTPUT),
         deadline_at=asyncio.get_running_loop().time() + 120,
         exact=exact,
+        deterministic=deterministic,
     )
     output: list[int] = []
     async with aclosing(world.pipeline.generate(request, trail)) as chunks:
@@ -149,6 +157,39 @@ async def test_a_stream_goes_on_after_its_decode_worker_died(
         OUTPUT - 1,
     )  # the last chunk may have left before its worker
     assert trail.resumes + trail.retries in ((0, 1) if told_its_end else (1,))
+
+
+def alone(tokens: np.ndarray) -> list[int]:
+    """The deterministic answer of a pair of workers that never answered anything else."""
+    cuts = {"deterministic_cut_tokens": CUT}
+    bench = DecodeBench(PrefillBench(**cuts), **cuts)  # type: ignore[arg-type]
+    try:
+        return bench.generate(tokens, greedy(OUTPUT), deterministic=True)
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize("token", [pytest.param(0, marks=pytest.mark.slow), 17])
+async def test_a_deterministic_answer_is_the_same_whoever_died_and_whatever_is_cached(
+    world: World, token: int
+) -> None:
+    """Cold with a death, then warm beside others, by whichever workers are there: as one pair alone answers."""
+    await world.mortals.revive()
+    tokens = prompt(PROMPT, world.seeds.pop(0))
+    wanted = alone(tokens)
+    world.mortals.reaper.send(Doom("decode", "mid_step", token))
+    output, trail = await generate(world, tokens, deterministic=True)
+    assert (output, trail.resumes + trail.retries) == (wanted, 1)
+    assert world.mortals.reaper.pending() == 0, "nobody died"
+    await world.mortals.expect_deaths(1)
+    async with asyncio.TaskGroup() as group:
+        warm = group.create_task(generate(world, tokens, deterministic=True))
+        for _ in range(3):
+            group.create_task(generate(world, prompt(PROMPT, world.seeds.pop(0))))
+    assert warm.result()[0] == wanted
+    assert warm.result()[1].cached_tokens == CUT
+    alive = [worker for worker in WORKERS if worker not in world.mortals.dead()]
+    await world.live.assert_conserved(*alive, within_s=20.0)
 
 
 async def test_a_stream_goes_on_after_two_decode_workers_died(world: World) -> None:

@@ -119,10 +119,17 @@ class PrefillBench:
         tail_at: int | None = None,
         tail: FoundTail | None = None,
         schedule: Schedule = UNHURRIED,
+        deterministic: bool = False,
     ) -> PrefillTask:
         """Queue a prompt; ``tail`` is what was brought up for it."""
         job = PrefillJob(
-            "r", token_ids(np.asarray(tokens)), tenant, exact, tail_at=tail_at, schedule=schedule
+            "r",
+            token_ids(np.asarray(tokens)),
+            tenant,
+            exact,
+            tail_at=tail_at,
+            schedule=schedule,
+            deterministic=deterministic,
         )
         task = self.worker.new_task(job)
         if tail is not None:
@@ -139,9 +146,10 @@ class PrefillBench:
         exact: bool = False,
         tail_at: int | None = None,
         tail: FoundTail | None = None,
+        deterministic: bool = False,
     ) -> PrefillResult:
         """Prefill one prompt to its end."""
-        task = self.submit(tokens, exact=exact, tail_at=tail_at, tail=tail)
+        task = self.submit(tokens, exact=exact, tail_at=tail_at, tail=tail, deterministic=deterministic)
         while self.worker.step():
             pass
         return task.done.result(timeout=0)
@@ -281,7 +289,7 @@ class DecodeBench:
 
     def job(self, tokens: np.ndarray, sampling: SamplingParams, **changes: object) -> DecodeJob:
         """A job with a handle from the prefill worker."""
-        exact = bool(changes.get("exact", False))
+        exact, deterministic = bool(changes.get("exact", False)), bool(changes.get("deterministic", False))
         values: dict[str, object] = {
             "request_id": f"r{next(self._numbers)}",
             "tokens": token_ids(tokens),
@@ -292,7 +300,8 @@ class DecodeBench:
         if "handle" not in changes:
             emitted = np.asarray(changes.get("emitted", ()), dtype=np.int64)
             known = np.concatenate([np.asarray(tokens, dtype=np.int64), emitted])
-            values["handle"] = self.prefill.run(known, exact=exact).handle
+            known = np.asarray(tokens, dtype=np.int64) if deterministic else known
+            values["handle"] = self.prefill.run(known, exact=exact, deterministic=deterministic).handle
         if "emitted" in changes:
             changes["emitted"] = token_ids(np.asarray(changes["emitted"], dtype=np.int64))
         return DecodeJob(**(values | changes))  # type: ignore[arg-type]

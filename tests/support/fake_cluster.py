@@ -28,7 +28,7 @@ from epdserve.services.types import (
     WorkerState,
 )
 
-ROOT = b"r" * 32
+ROOT, DETERMINISTIC_ROOT = b"r" * 32, b"d" * 32
 
 
 def worker_info(name: str, role: WorkerRole, **changes: object) -> WorkerInfo:
@@ -50,6 +50,7 @@ def worker_info(name: str, role: WorkerRole, **changes: object) -> WorkerInfo:
         step_age_s=0.0,
         wire_version=1,
         model_name="demo",
+        deterministic_root=DETERMINISTIC_ROOT,
     )
     return replace(info, **changes)  # type: ignore[arg-type]
 

@@ -43,7 +43,6 @@ class ChatBody(SamplingBody):
         "echo": unless(False),
         "thinking_token_budget": unless(),
         "return_token_ids": unless(False),
-        "deterministic": unless(False),
     }
     objects: ClassVar = SamplingBody.objects | {"thinking", "chat_template_kwargs"}
     words: ClassVar = {

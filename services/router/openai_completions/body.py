@@ -24,7 +24,6 @@ class CompletionBody(SamplingBody):
         "bad_words": unless([]),
         "return_token_ids": unless(False),
         "truncate_prompt_tokens": unless(),
-        "deterministic": unless(False),
     }
     words: ClassVar = {
         **SamplingBody.words,

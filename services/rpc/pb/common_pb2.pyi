@@ -309,6 +309,7 @@ class WorkerRecord(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
     ENCODES_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_ROOT_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     role: Global___WorkerRole.ValueType
     incarnation: _builtins.str
@@ -329,6 +330,8 @@ class WorkerRecord(_message.Message):
     """whose store it uses; empty from a version that does not tell"""
     encodes: _builtins.bool
     """serves Encode, whatever its role"""
+    deterministic_root: _builtins.bytes
+    """of the blocks of deterministic requests; empty from a version that takes none"""
     def __init__(
         self,
         *,
@@ -350,10 +353,11 @@ class WorkerRecord(_message.Message):
         model_name: _builtins.str = ...,
         machine: _builtins.str = ...,
         encodes: _builtins.bool = ...,
+        deterministic_root: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "encodes", b"encodes", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "deterministic_root", b"deterministic_root", "encodes", b"encodes", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -177,6 +177,7 @@ class DecodeJob(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     FORGET_TAIL_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -187,6 +188,8 @@ class DecodeJob(_message.Message):
     emitted: _builtins.bytes
     """little-endian int32 each"""
     trace: _builtins.str
+    deterministic: _builtins.bool
+    """as of the prefill"""
     forget_tail: _builtins.bool
     """the next turn will not begin with this one: keep no tail where it ends"""
     timeout_s: _builtins.float
@@ -195,7 +198,7 @@ class DecodeJob(_message.Message):
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def handle(self) -> _common_pb2.KVHandle:
-        """absent: recompute"""
+        """of tokens and emitted, of tokens alone if deterministic; absent: recompute"""
 
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
@@ -219,12 +222,13 @@ class DecodeJob(_message.Message):
         grammar: Global___Grammar | None = ...,
         images: _abc.Iterable[_common_pb2.PlacedImage] | None = ...,
         schedule: _common_pb2.Schedule | None = ...,
+        deterministic: _builtins.bool = ...,
         forget_tail: _builtins.bool = ...,
         timeout_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "grammar", b"grammar", "handle", b"handle", "sampling", b"sampling", "schedule", b"schedule", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "images", b"images", "request_id", b"request_id", "sampling", b"sampling", "schedule", b"schedule", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "deterministic", b"deterministic", "emitted", b"emitted", "exact", b"exact", "forget_tail", b"forget_tail", "grammar", b"grammar", "handle", b"handle", "images", b"images", "request_id", b"request_id", "sampling", b"sampling", "schedule", b"schedule", "tenant_key", b"tenant_key", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

@@ -33,6 +33,7 @@ class PrefillJob(_message.Message):
     TAIL_AT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tokens: _builtins.bytes
     """little-endian int32 each"""
@@ -45,6 +46,8 @@ class PrefillJob(_message.Message):
     """alternatives told with each prompt token; absent: nothing is told"""
     tail_at: _builtins.int
     """keep a tail after so many tokens; absent: none"""
+    deterministic: _builtins.bool
+    """in canonical pieces, so that the answer does not depend on what is cached"""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PlacedImage]:
         """in order"""
@@ -64,10 +67,11 @@ class PrefillJob(_message.Message):
         tail_at: _builtins.int | None = ...,
         images: _abc.Iterable[_common_pb2.PlacedImage] | None = ...,
         schedule: _common_pb2.Schedule | None = ...,
+        deterministic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "prompt_logprobs", b"prompt_logprobs", "schedule", b"schedule", "tail_at", b"tail_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "exact", b"exact", "images", b"images", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "schedule", b"schedule", "tail_at", b"tail_at", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "_tail_at", b"_tail_at", "deterministic", b"deterministic", "exact", b"exact", "images", b"images", "prompt_logprobs", b"prompt_logprobs", "readers", b"readers", "request_id", b"request_id", "schedule", b"schedule", "tail_at", b"tail_at", "tenant_key", b"tenant_key", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015

@@ -129,6 +129,7 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
         ("ebnf", "root ::= x"),  # x has no rule
         ("deadline_s", 0),
         ("exact", "yes"),
+        ("deterministic", 1),
     ],
 )
 async def test_a_bad_field_is_named(client: httpx.AsyncClient, field: str, value: Any) -> None:
@@ -137,6 +138,16 @@ async def test_a_bad_field_is_named(client: httpx.AsyncClient, field: str, value
         named = "response_format"  # whatever its name in the request, it is the content's format
     error = check_error(await client.post(PATH, json=body(**{field: value})), 400, named)
     assert error["type"] == error["code"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("field", "value"), [("exact", True), ("prompt_logprobs", 0), ("effort_floor", 25)])
+async def test_deterministic_names_what_it_does_not_go_with(
+    client: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    response = await client.post(PATH, json=body(deterministic=True, **{field: value}))
+    error = check_error(response, 400, "deterministic")
+    assert field in error["message"]
+    assert (await client.post(PATH, json=body(deterministic=False, **{field: value}))).status_code == 200
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])

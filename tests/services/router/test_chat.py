@@ -385,3 +385,14 @@ async def test_metrics_count_what_happened(client: httpx.AsyncClient, cluster: F
     assert "epdserve_router_cached_tokens_total 16.0" in text
     assert "epdserve_router_reasoning_tokens_total 2.0" in text
     assert "epdserve_router_time_to_first_token_seconds_count 1.0" in text
+
+
+async def test_a_deterministic_answer(client: httpx.AsyncClient, cluster: FakeCluster) -> None:
+    answer = (await post(client, deterministic=True, receipt=True)).json()
+    assert answer["epdserve"]["deterministic"] is True
+    ((_, prefill),), ((_, decode),) = cluster.prefill_jobs, cluster.decode_jobs
+    assert (prefill.deterministic, decode.deterministic, decode.sampling.seed) == (True, True, 0)
+    await post(client, deterministic=True, seed=5)
+    assert cluster.decode_jobs[1][1].sampling.seed == 5
+    await post(client)
+    assert not cluster.decode_jobs[2][1].deterministic

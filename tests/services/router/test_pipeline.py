@@ -32,7 +32,7 @@ from epdserve.services.types import (
     WorkerState,
     token_ids,
 )
-from support.fake_cluster import ROOT, FakeCluster, Script, worker_info
+from support.fake_cluster import DETERMINISTIC_ROOT, ROOT, FakeCluster, Script, worker_info
 
 PROMPT = token_ids(range(100, 150))
 KEY = b"k" * 32
@@ -263,6 +263,46 @@ def _without_end(cluster: FakeCluster) -> Any:
         return [replace(whole[0], finish_reason=None)]
 
     return chunks
+
+
+async def test_a_deterministic_request_is_resumed_from_its_prompt() -> None:
+    """The tokens that were delivered are run again by decoding, as they were the first time."""
+    cluster = FakeCluster(Script(OUTPUT, die_after=7), pool(decodes=2))
+    pipeline, _ = pipeline_of(cluster)
+    tokens, _ = await run(pipeline, request(deterministic=True))
+    assert tokens == [*OUTPUT, 1]
+    prefills, decodes = ([job for _, job in jobs] for jobs in (cluster.prefill_jobs, cluster.decode_jobs))
+    assert [job.tokens.tolist() for job in prefills] == [PROMPT.tolist()] * 2
+    assert all(job.deterministic for job in (*prefills, *decodes))
+    assert [job.emitted.tolist() for job in decodes] == [[], OUTPUT[:7]]
+
+
+async def test_a_deterministic_request_is_resumed_on_its_back_end_or_not_at_all() -> None:
+    """Other workers are there, whose bits are other ones."""
+    other = [
+        replace(info, worker=f"{info.worker}-other", deterministic_root=b"o" * 32) for info in pool(decodes=1)
+    ]
+    cluster = FakeCluster(Script(OUTPUT, die_after=7), [*pool(), *other])
+    pipeline, _ = pipeline_of(cluster)
+    with pytest.raises(Unavailable):
+        await run(pipeline, request(deterministic=True))
+    assert len(cluster.decode_jobs) == 1
+
+
+async def test_deterministic_requests_meet_blocks_of_their_own_names() -> None:
+    hashes = prefix_hash_chain(PROMPT, block_tokens=16, root=DETERMINISTIC_ROOT, tenant_key=KEY)
+    cluster = FakeCluster(Script(OUTPUT), pool(prefills=2))
+    cluster.held = {block_hash: {"p1"} for block_hash in hashes}
+    pipeline, _ = pipeline_of(cluster)
+    await run(pipeline, request(deterministic=True))
+    assert cluster.prefill_jobs[0][0] == "p1"
+
+
+async def test_workers_that_take_no_deterministic_requests_get_none() -> None:
+    old = [replace(info, deterministic_root=b"") for info in pool()]
+    pipeline, _ = pipeline_of(FakeCluster(Script(OUTPUT), old))
+    with pytest.raises(Unavailable):
+        await run(pipeline, request(deterministic=True))
 
 
 async def test_deaths_without_end_end() -> None:

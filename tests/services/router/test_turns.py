@@ -60,6 +60,20 @@ async def test_the_next_turn_carries_the_ids_that_were_drawn(
     assert 'epdserve_router_answers_kept_total{ids="other"}' in (await client.get("/metrics")).text
 
 
+async def test_a_deterministic_turn_is_made_of_text_alone(
+    client: httpx.AsyncClient, cluster: FakeCluster
+) -> None:
+    """What the memo holds depends on what was asked here before."""
+    cluster.script.ids = [ids(x)[0] for x in "add"] + ids("</think>") + [ids(x)[0] for x in "It is 4."]
+    plain = {"thinking": {"type": "disabled"}, "deterministic": True}
+    reply = (await post(client)).json()["choices"][0]["message"]
+    for _ in range(20):  # what was drawn is noted beside the answer
+        await post(client, reply, {"role": "user", "content": "Sure?"}, **plain)
+    prompts = {job.tokens.tobytes() for _, job in cluster.prefill_jobs[1:]}
+    assert len(prompts) == 1
+    assert 'epdserve_router_turns_total{memo="spliced"}' not in (await client.get("/metrics")).text
+
+
 async def test_tails_are_asked_for_where_the_next_turn_leaves(
     client: httpx.AsyncClient, cluster: FakeCluster
 ) -> None:
