@@ -1,8 +1,8 @@
 """``python -m epdserve.loadtest.step_compare BASE OURS``: the decode step of two source trees, in turn, in one run.
 
-Each round starts one process of each tree, in changing order, that decodes a full batch of the demo model and tells its
-rate (``services.local.bench``). What a busy machine does to one it does to the other soon after, so the ratio of a round
-is steadier than either rate. A tree is a folder that holds ``services/`` and ``kernels/``, such as a git worktree.
+Each round starts one process of each tree, in changing order, that decodes a full batch of the demo model and tells
+its rate (``services.local.bench``). What a busy machine does to one it does to the other soon after, so the ratio of
+a round is steadier than either rate. A tree is a folder that holds ``services/`` and ``kernels/``: a git worktree, say.
 """
 
 import json
@@ -56,8 +56,10 @@ class Comparison:
             ("ours / base, median of rounds", f"{statistics.median(ratios):.2f}"),
             ("least and most", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"),
             ("step", f"{step_ms:.2f} ms"),
-            ("floor of a step", f"{self.floor_ms:.2f} ms: {self.step_bytes / 1e6:.1f} MB, "
-             f"{self.step_flop / 1e6:.0f} MFLOP"),
+            (
+                "floor of a step",
+                f"{self.floor_ms:.2f} ms: {self.step_bytes / 1e6:.1f} MB, {self.step_flop / 1e6:.0f} MFLOP",
+            ),
             ("fraction of the floor", f"{self.floor_ms / step_ms:.2f}"),
         ]
 
