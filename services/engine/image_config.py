@@ -51,6 +51,7 @@ class PrefillImages(BaseModel):
     Attributes:
         mode: OFF with a model of text, whatever stands here.
         staging_bytes: Where pulled embeddings arrive.
+        recent_bytes: Of pulled embeddings that are kept for prompts that need them again.
         max_fetches: Images fetched at a time.
         fetch_deadline_s: From the wish for an image to its bytes; the vision encoder's queue counts.
         encoder: Of the vision encoder in this process.
@@ -60,6 +61,7 @@ class PrefillImages(BaseModel):
 
     mode: ImageMode = ImageMode.POOL
     staging_bytes: int = Field(default=16 * 2**20, ge=1)
+    recent_bytes: int = Field(default=32 * 2**20, ge=0)
     max_fetches: int = Field(default=4, ge=1)
     fetch_deadline_s: float = Field(default=30.0, gt=0)
     encoder: ImageEncoderSettings = ImageEncoderSettings()

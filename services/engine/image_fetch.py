@@ -22,6 +22,7 @@ from epdserve.services.engine.image_config import PrefillImages
 from epdserve.services.engine.image_encoding import ImageEncoding
 from epdserve.services.engine.image_metrics import ImageFetchMetrics
 from epdserve.services.engine.image_peers import EncodePeer, EncodePeers
+from epdserve.services.engine.image_recent import RecentEmbeddings
 from epdserve.services.engine.transfer_thread import PendingRead, ReadOutcome, TransferThread
 from epdserve.services.errors import DeadlineExceeded, Internal, ServiceError, Unavailable, WorkerLost
 from epdserve.services.image_types import EMBEDDINGS, SPAN_ROWS, EmbeddingWish, LentEmbeddings
@@ -169,6 +170,8 @@ class ImageFetcher:
         self._clock, self._metrics = clock, metrics
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[object, set[asyncio.Task[None]]] = {}
+        self._recent = RecentEmbeddings(use.recent_bytes)
+        metrics.watch(recent_bytes=lambda: self._recent.nbytes)
 
     @property
     def fetching(self) -> int:
@@ -227,10 +230,13 @@ class ImageFetcher:
                     return await self._local.get(wish, deadline_s=deadline_s), "local"
                 if self._remote is None or not place.encoder:
                     raise Unavailable(f"no embeddings from {place.encoder!r} here", worker=place.encoder)
+                if (recent_ND := self._recent.get(place.digest, place.tokens)) is not None:
+                    return recent_ND, "recent"
                 embeddings_ND = await self._remote.get(place, wish, deadline_s=deadline_s)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no embeddings of {place.encoder} within {deadline_s} s", worker=place.encoder
             ) from None
         self._metrics.bytes.inc(embeddings_ND.nbytes)
+        self._recent.put(place.digest, embeddings_ND)
         return embeddings_ND, "pulled"

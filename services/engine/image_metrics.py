@@ -77,7 +77,9 @@ class ImageFetchMetrics:
         self.fetches = Counter(
             "epdserve_image_fetches_total",
             "Embeddings fetched for prompts.",
-            ["outcome"],  # pulled, local, cached (no row of it had to be run), or the code of an error
+            [
+                "outcome"
+            ],  # pulled, recent (pulled before), local, cached (no row of it is run), or an error's code
             registry=registry,
         )
         self.bytes = Counter(
@@ -86,3 +88,12 @@ class ImageFetchMetrics:
         self.seconds = Histogram(
             "epdserve_image_fetch_seconds", "From the wish to the bytes.", registry=registry, buckets=_SECONDS
         )
+        self._recent = Gauge(
+            "epdserve_image_recent_bytes",
+            "Bytes of pulled embeddings kept for other prompts.",
+            registry=registry,
+        )
+
+    def watch(self, *, recent_bytes: Callable[[], float]) -> None:
+        """Read the gauge from here on every scrape."""
+        self._recent.set_function(recent_bytes)

@@ -114,6 +114,17 @@ async def test_another_picture_of_the_same_size_hits_nothing_behind_it(live: Poo
     assert tokens == greedy_with_images(ids, others, 4)
 
 
+async def test_a_picture_that_was_fetched_a_moment_ago_is_not_fetched_again(live: Pools) -> None:
+    recent, nbytes = 'epdserve_image_fetches_total{outcome="recent"}', "epdserve_image_fetch_bytes_total"
+    first, second = (show(prompt(19, seed), CAT, prompt(7, seed + 1)) for seed in (30, 32))
+    await answer(live, *first, prefill="prefill-0", encoder="encode-0", count=1)
+    before, pulled = await live.metric("prefill-0", recent), await live.metric("prefill-0", nbytes)
+    tokens, cached = await answer(live, *second, prefill="prefill-0", encoder="encode-0")
+    assert await live.metric("prefill-0", recent) == before + 1
+    assert await live.metric("prefill-0", nbytes) == pulled
+    assert tokens == greedy_with_images(*second, 4, hit=cached)
+
+
 async def test_text_before_an_image_is_computed_while_it_is_made(live: Pools) -> None:
     ids, images = show(prompt(48, 7), Shown.of(encoded(picture(44, 41, seed=9))), prompt(8, 8))
     info, rows = await live.listed("encode-0"), 'epdserve_engine_rows_total{kind="prefill"}'
@@ -141,8 +152,9 @@ async def test_an_image_that_nobody_brings_ends_the_prompt_and_leaves_nothing(li
 
 
 async def test_a_life_of_an_encode_worker_that_is_gone_is_told_by_name(live: Pools) -> None:
-    ids, _ = show(prompt(20, 14), CAT)
-    place = PlacedImage(20, CAT.tokens, CAT.digest, "encode-0", "0")
+    new = Shown.of(encoded(picture(33, 29, seed=14)))
+    ids, _ = show(prompt(20, 14), new)
+    place = PlacedImage(20, new.tokens, new.digest, "encode-0", "0")
     with pytest.raises(WorkerLost) as caught:
         await live.prefill("prefill-0", ids, images=(place,))
     assert caught.value.worker == "encode-0"
