@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -37,6 +38,8 @@ from prometheus_client import CollectorRegistry
 
 _BACKLOG = 2048
 _ADMIN_END_S = 5.0
+# Threads that render or check grammars give Python's lock back within this; the default of 5 ms would show in streams
+_SWITCH_INTERVAL_S = 0.000_5
 
 _log = logging.getLogger(__name__)
 
@@ -206,5 +209,6 @@ async def serve(config: RouterConfig) -> None:
 
 def run(config: RouterConfig) -> None:
     """``serve`` on an event loop of its own; what a process's main calls. Raises as ``serve``."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config))
