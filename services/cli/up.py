@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -193,12 +193,15 @@ async def _stop(machine: Machine, signals: asyncio.Queue[signal.Signals], settin
 
 
 def _catch(loop: asyncio.AbstractEventLoop, signals: asyncio.Queue[signal.Signals]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A terminal that closes ends everything in order, too, unless nohup has said that it should not
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, signals.put_nowait, number)
 
 
 def _say(line: str) -> None:
-    print(f"==> {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone
+        print(f"==> {line}", file=sys.stderr, flush=True)
 
 
 def _print_ready(url: str, model: str, logs: Path, took_s: float) -> None:

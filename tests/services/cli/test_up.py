@@ -1,4 +1,6 @@
 import asyncio
+import os
+import signal
 import socket
 import tomllib
 from pathlib import Path
@@ -62,6 +64,23 @@ async def test_the_end_says_what_it_waits_for_and_how_long(
     await up._stop(machine, asyncio.Queue(), settings)  # type: ignore[arg-type]
     assert "running requests may finish, which takes 7 s at most; once more" in capsys.readouterr().err
     assert machine.drain_s == 20.0
+
+
+@pytest.mark.parametrize(("before", "ends"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+async def test_a_terminal_that_closes_ends_it_unless_nohup_keeps_it(
+    before: signal.Handlers, ends: bool
+) -> None:
+    loop, signals = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+    found = signal.signal(signal.SIGHUP, before)
+    try:
+        up._catch(loop, signals)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(signals.get(), 5) is (signal.SIGHUP if ends else signal.SIGTERM)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, found)
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
