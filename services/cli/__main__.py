@@ -97,6 +97,22 @@ def doctor(
     raise typer.Exit(command.run(folder=STATE_DIR, host=host, port=port))
 
 
+@app.command()
+def bundle(
+    state_dir: Annotated[Path, typer.Option(help="Folder of the server's state.")] = STATE_DIR / "8000",
+    out: Annotated[Path, typer.Option(help="Archive to write.")] = Path("epdserve-bundle.tar.gz"),
+    config: Annotated[Path | None, typer.Option(help="TOML file to put in as well.")] = None,
+    secret_file: Annotated[
+        list[Path] | None, typer.Option(help="File whose contents must not be in it; may be repeated.")
+    ] = None,
+) -> None:
+    """Collect versions, settings, metrics and logs for somebody who helps, without keys and tokens."""
+    from epdserve.services.cli import bundle as command
+
+    names = command.run(command.BundleOptions(state_dir, out, config, tuple(secret_file or ())))
+    print(f"{out}: {len(names)} files, secrets removed; look through it before you send it")
+
+
 @app.command("demo-model")
 def demo_model(
     directory: Annotated[Path, typer.Argument(help="Folder to write; made if absent.")],

@@ -24,10 +24,21 @@ _PR_SET_PDEATHSIG = 1
 class Child:
     """One running program. Started by the constructor; not thread-safe, owned by the main thread's event loop.
 
+    Args:
+        descriptors: That it inherits, under the same numbers.
+
     The kernel's signal comes when the *thread* that started a child ends, hence the main thread.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+    ) -> None:
         self.name, self.log = name, log
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -38,6 +49,7 @@ class Child:
                 env={**os.environ, **env},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
+                pass_fds=descriptors,
             )
 
     @property

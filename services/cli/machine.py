@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,13 +26,17 @@ from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.settings import UpSettings
 from epdserve.services.config import config_text
 from epdserve.services.errors import ServiceError
+from epdserve.services.observability.tracing import VARIABLE
 from epdserve.services.pool.supervisor import Supervisor, WorkerStatus, start_ray, stop_ray
+from epdserve.services.router.listening import bind
+from epdserve.services.router.tenancy.assembly import listening_host
 from epdserve.services.store.config import SsdDirectorySettings, StoreSettings
 from epdserve.services.store.geometry import StoreGeometry
 from pydantic import BaseModel
 
 READY_TIMEOUT_S = 60.0
 WATCH_S = 0.25
+ROUTER_ENDS, ROUTER_ENDS_S = 3, 10.0
 PREFILL_MODULE = "epdserve.services.prefill.service"
 DECODE_MODULE = "epdserve.services.decode.service"
 ENCODE_MODULE = "epdserve.services.encode.service"
@@ -60,6 +66,18 @@ class Folders:
         return self.state / "state.json"
 
 
+class RouterEnds:
+    """Tells a router that is restarted now and then from one that cannot live."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+
+    def too_many(self, now: float) -> bool:
+        """Count an end; whether it is the third within ten seconds."""
+        self._at = [at for at in self._at if now - at < ROUTER_ENDS_S] + [now]
+        return len(self._at) >= ROUTER_ENDS
+
+
 class Machine:
     """One machine's processes. Owned by the main thread's event loop: Ray wants to be started there.
 
@@ -73,6 +91,8 @@ class Machine:
         self._settings, self._folders, self._say = settings, folders, say
         self._registry: Child | None = None
         self._router: Child | None = None
+        self._door: socket.socket | None = None
+        self._ends = RouterEnds()
         self._supervisor: Supervisor | None = None
         self._ray = False
         self._workers: list[WorkerStatus] = []
@@ -90,6 +110,7 @@ class Machine:
         self._say("registry: Valkey on a socket file")
         await self._start_registry()
         self._say(f"router: {self.url}")
+        self._door = self._open_door()
         self._router = router = self._start_router()
         self._say("Ray")
         self._start_ray()
@@ -101,6 +122,7 @@ class Machine:
         """Follow what happens; returns why everything must end.
 
         A worker's or the registry's death is told and is no reason: another life follows, and clients see nothing.
+        Nor is a router's, unless they end one after the other: connections wait at the door for the next one.
 
         Raises:
             CommandError: The registry did not start again.
@@ -109,7 +131,12 @@ class Machine:
         assert self._router is not None, "watch before start"
         while True:
             if status := self._router.exit_status():
-                return f"the router ended with {status}; {self._router.log} ends with:\n{log_tail(self._router.log)}"
+                told = f"the router ended with {status}"
+                if self._ends.too_many(time.monotonic()):
+                    return f"{told}; {self._router.log} ends with:\n{log_tail(self._router.log)}"
+                self._say(f"{told} and is started again; see {self._router.log}")
+                self._router = self._start_router()
+                self._write_state()
             if self._registry is not None and (status := self._registry.exit_status()):
                 self._say(f"the registry ended with {status} and is started again; see {self._registry.log}")
                 await self._start_registry()
@@ -124,6 +151,7 @@ class Machine:
     async def stop(self, *, drain_s: float) -> None:
         """End everything: the router first, so that no request meets a worker that goes away."""
         self._folders.state_file.unlink(missing_ok=True)
+        self._close_door()
         if self._router is not None:
             await self._router.stop(timeout_s=drain_s)
         if self._supervisor is not None:
@@ -134,6 +162,7 @@ class Machine:
 
     def kill(self) -> None:
         """End everything that still runs, without warning."""
+        self._close_door()
         for child in (self._router, self._registry):
             if child is not None:
                 child.kill()
@@ -145,11 +174,36 @@ class Machine:
     async def _start_registry(self) -> None:
         self._registry = await start_registry(self._folders.scratch, log=self._folders.logs / "registry.log")
 
+    def _open_door(self) -> socket.socket:
+        """Where clients connect. Ours, and lent to the router, so that they can while one ends and another starts.
+
+        Raises:
+            CommandError: The address is taken.
+        """
+        router = self._settings.router
+        keyless = not (router.keys_file or router.tenancy.tenants_file or router.tenancy.tenants_in_redis)
+        try:
+            return bind(listening_host(router.host, router.tenancy, keyless=keyless), router.port)
+        except ServiceError as error:
+            raise CommandError(f"{error}; choose another one with --port") from None
+
+    def _close_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
     def _start_router(self) -> Child:
+        assert self._door is not None, "a router before its door"
         settings_file = self._folders.state / "router.toml"
         settings_file.write_text(config_text(self._settings.router), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "epdserve.services.router", "--config", str(settings_file)]
-        return Child("router", command, log=self._folders.logs / "router.log", env={"PYTHONSAFEPATH": "1"})
+        return Child(
+            "router",
+            [*command, "--listen-fd", str(self._door.fileno())],
+            log=self._folders.logs / "router.log",
+            env={"PYTHONSAFEPATH": "1"},
+            descriptors=[self._door.fileno()],
+        )
 
     def _start_ray(self) -> None:
         os.environ["RAY_TMPDIR"] = str(
@@ -175,7 +229,9 @@ class Machine:
             wanted.append(("store", STORE_MODULE, self._store_settings(), 1))
         self._say("workers: " + ", ".join(f"{count} {role}" for role, _, _, count in wanted))
         # The caller's thread count reaches the workers: a measurement must be able to set it.
-        env = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "UCX_TLS") if name in os.environ}
+        env = {
+            name: os.environ[name] for name in ("OMP_NUM_THREADS", "UCX_TLS", VARIABLE) if name in os.environ
+        }
         try:
             async with asyncio.TaskGroup() as group:
                 for role, module, section, count in wanted:

@@ -15,11 +15,12 @@ from epdserve.services.decode.peers import GrpcPeers
 from epdserve.services.decode.preemption import SwapSpace
 from epdserve.services.decode.pulling import PullDriver
 from epdserve.services.decode.task import DecodeTask
+from epdserve.services.decode.traces import TracedJobs
 from epdserve.services.decode.worker import DecodeWorker
 from epdserve.services.engine.seat import Seat
 from epdserve.services.engine.service import STOP_S, EngineService
 from epdserve.services.engine.validation import RequestLimits
-from epdserve.services.errors import Draining, Internal, Unavailable
+from epdserve.services.errors import Draining, Internal
 from epdserve.services.pool.view import open_view
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.rpc.decode_server import DecodeSessions
@@ -66,9 +67,11 @@ class DecodeService(EngineService):
         if self._state is not WorkerState.READY:
             raise Draining("this worker takes no new work", worker=self._seat.worker)
         task = self._worker.new_task(job)
+        self._traced.began(job)
         self._loop.submit(lambda: self._worker.enqueue(task))
 
     def _cancel(self, request_id: str) -> None:
+        self._traced.cancelled(request_id)
         if not self._crashed:
             self._loop.submit(lambda: self._worker.cancel(request_id))
 
@@ -98,6 +101,7 @@ class DecodeService(EngineService):
             submit=self._submit,
             cancel=self._cancel,
         )
+        self._traced = TracedJobs(self._tracing, self._sessions.publish)
         DecodeSessionsCollector(self._sessions, host.registry)
         self._admission = Admission(
             host.runner,
@@ -124,7 +128,7 @@ class DecodeService(EngineService):
             self._admission,
             RequestLimits.of(host.runner, engine),
             worker=self._seat.worker,
-            publish=self._sessions.publish,
+            publish=self._traced.publish,
             chunk_tokens=engine.chunk_tokens,
             max_queued=engine.max_queued,
             offloader=self._desk.offloader,
@@ -145,7 +149,7 @@ class DecodeService(EngineService):
         """Let what runs end, hand the rest back to the routers."""
         if await self._sessions.drained(deadline_s=drain_s):
             return
-        error = Unavailable("the worker has stopped", worker=self._seat.worker)
+        error = Draining("the worker has stopped: another one goes on", worker=self._seat.worker)
         ended = self._loop.call(lambda: self._worker.fail_all(error))
         async with asyncio.timeout(STOP_S):
             await asyncio.wrap_future(ended)

@@ -23,6 +23,7 @@ from epdserve.services.engine.store_metrics import StoreMetrics
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import Internal
 from epdserve.services.observability.metrics import new_registry
+from epdserve.services.observability.tracing import tracing_from_environment
 from epdserve.services.rpc.pages import LentPages
 from epdserve.services.rpc.server import RpcServer
 from epdserve.services.types import BlockUpdate, WorkerDescription, WorkerInfo, WorkerState
@@ -40,6 +41,7 @@ class EngineService(ABC):
         self._exits = contextlib.AsyncExitStack()
         self._state = WorkerState.STARTING
         self._crashed = False
+        self._tracing = tracing_from_environment(f"epdserve-{seat.role.value}", seat.worker)
 
     # -- what a role says -----------------------------------------------------------------------------------
 
@@ -98,6 +100,7 @@ class EngineService(ABC):
             await self._drain(drain_s)
             await self._desk.flush(deadline_s=_FLUSH_S)
         await self._exits.aclose()
+        await asyncio.to_thread(self._tracing.close)
 
     def info(self) -> WorkerInfo:
         """The facts of this moment.

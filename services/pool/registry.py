@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final, Self, TypeVar
 
 from epdserve.services.errors import InvalidRequest, Unavailable
@@ -24,8 +25,8 @@ T = TypeVar("T")
 
 FENCE_S: Final = 86_400
 
-# KEYS worker, fence, index, epoch; ARGV incarnation, record, lease_ms, fence_s, worker, epoch.
-# 0 = a later life of this worker has spoken.
+# KEYS worker, fence, index, epoch, drain; ARGV incarnation, record, lease_ms, fence_s, worker, epoch.
+# 0 = a later life of this worker has spoken; 2 = heard, and the worker is to take no new work.
 _PUBLISH: Final = """
 local fence = redis.call('GET', KEYS[2])
 if fence and fence > ARGV[1] then return 0 end
@@ -34,6 +35,7 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('SADD', KEYS[3], ARGV[5])
 redis.call('SET', KEYS[4], ARGV[6], 'NX')
 redis.call('PEXPIRE', KEYS[4], ARGV[3])
+if redis.call('EXISTS', KEYS[5]) == 1 then return 2 end
 return 1
 """
 
@@ -71,6 +73,14 @@ for _, worker in ipairs(redis.call('SMEMBERS', KEYS[1])) do
 end
 return found
 """
+
+
+class Heard(IntEnum):
+    """What the registry says to a heartbeat; true if it counted."""
+
+    FENCED = 0  # a later life of this worker has spoken
+    READY = 1
+    DRAIN = 2  # counted, and somebody wants the worker to take no new work
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +147,9 @@ class Registry:
         answer = await self._call(self._claim(keys=[self._key("fence", worker)], args=args))
         return str(answer.decode() if isinstance(answer, bytes) else answer)
 
-    async def publish(self, info: WorkerInfo) -> bool:
-        """Say that a worker lives; False if a later life of it has spoken, so that this one must end."""
-        keys = [*self._worker_keys(info.worker), self._prefix + "epoch"]
+    async def publish(self, info: WorkerInfo) -> Heard:
+        """Say that a worker lives; ``FENCED`` (false) if a later life of it has spoken: this one must end."""
+        keys = [*self._worker_keys(info.worker), self._prefix + "epoch", self._key("drain", info.worker)]
         record = info_to_bytes(info)
         args: list[str | bytes | int] = [
             info.incarnation,
@@ -149,7 +159,17 @@ class Registry:
             info.worker,
             secrets.token_hex(8),  # another one each time: who was first before may be first again
         ]
-        return bool(await self._call(self._publish(keys=keys, args=args)))
+        answer = await self._call(self._publish(keys=keys, args=args))
+        assert isinstance(answer, int)
+        return Heard(answer)
+
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """Have a worker take no new work, in this life and later ones, or take it again.
+
+        Its next heartbeat hears it.
+        """
+        key = self._key("drain", worker)
+        await self._call(self._redis.set(key, b"1") if wanted else self._redis.delete(key))
 
     async def withdraw(self, worker: str, incarnation: str) -> bool:
         """Take a worker's record away; False if there was none, or it is a later life's."""

@@ -22,6 +22,7 @@ from epdserve.services.errors import Unavailable
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.termination import SETUP_HOOK
 from epdserve.services.pool.worker_actor import Launch, Started, WorkerActor
+from epdserve.services.pool.worker_runner import Ending
 
 # Read when ray is imported. Ray exchanges a loopback address for one that other machines can reach, and listens on
 # all of them; this is its switch for machines that are no part of a cluster.
@@ -239,11 +240,12 @@ class Supervisor:
             if slot.ending:
                 return
             self._discard(slot)
-            if time.monotonic() - began >= STEADY_S:
+            if time.monotonic() - began >= STEADY_S or reason == Ending.STOPPED:
                 backoff_s = self._pool.restart_backoff_s
             log.warning("worker ended, starting again", extra={"worker": worker, "reason": reason})
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(max(2 * backoff_s, 0.1), self._pool.restart_backoff_max_s)
+            if reason != Ending.STOPPED:  # who was told to stop and drained has no fault to wait for
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(max(2 * backoff_s, 0.1), self._pool.restart_backoff_max_s)
             reason = await self._begin(slot)
 
     async def _end(self, slot: _Slot, *, drain_s: float) -> None:

@@ -81,6 +81,14 @@ class ClusterView:
         ]
         return max(found, key=lambda info: info.incarnation, default=None)
 
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """Have a worker take no new work, or take it again.
+
+        Raises:
+            Unavailable: The registry does not answer.
+        """
+        await self._registry.drain(worker, wanted)
+
     @property
     def epoch(self) -> str:
         """Name of the present filling of the registry; another one means that its data was lost in between."""

@@ -17,7 +17,7 @@ from epdserve.services.errors import ServiceError, Unavailable
 from epdserve.services.pool.config import PoolConfig
 from epdserve.services.pool.place import Place
 from epdserve.services.pool.probe import ProbeServer
-from epdserve.services.pool.registry import Registry, local_incarnation
+from epdserve.services.pool.registry import Heard, Registry, local_incarnation
 from epdserve.services.pool.worker_service import WorkerService, WorkerSettings, build_service
 from epdserve.services.rpc.auth import read_token
 from epdserve.services.types import WorkerInfo, WorkerState
@@ -75,6 +75,7 @@ class WorkerRunner:
         self._asked = asyncio.Event()
         self._drain_s = pool.drain_timeout_s
         self._draining = False
+        self._told_to_drain = False
         self._registry_away = False
         self._probes = ProbeServer(self._not_live, self._not_ready)
         self._beat_at: float | None = None
@@ -84,7 +85,7 @@ class WorkerRunner:
         """The facts of this moment."""
         assert self._service is not None, "info before start"
         info = replace(self._service.info(), machine=self._pool.machine_name)
-        return replace(info, state=WorkerState.DRAINING) if self._draining else info
+        return replace(info, state=WorkerState.DRAINING) if self._draining or self._told_to_drain else info
 
     async def start(self) -> WorkerInfo:
         """Start the service and tell the registry.
@@ -191,16 +192,22 @@ class WorkerRunner:
         info = self.info()
         self._beat_at, self._step_age_s = asyncio.get_running_loop().time(), info.step_age_s
         try:
-            accepted = await self._registry.publish(info)
+            heard = await self._registry.publish(info)
+            if heard and (heard is Heard.DRAIN) is not self._told_to_drain:
+                self._told_to_drain = heard is Heard.DRAIN
+                log.info(
+                    "told by an administrator", extra={"worker": self.worker, "drain": self._told_to_drain}
+                )
+                heard = await self._registry.publish(self.info())
         except Unavailable as error:
             if not self._registry_away:
                 log.warning("registry away", extra={"worker": self.worker, "reason": str(error)})
             self._registry_away = True
             return True
         self._registry_away = False
-        if not accepted:
+        if not heard:
             log.warning("fenced off by a later life", extra={"worker": self.worker})
-        return accepted
+        return bool(heard)
 
     # -- what an orchestrator sees ----------------------------------------------------------------------------
 

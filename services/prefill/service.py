@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from epdserve.kvstore.clock import SystemClock
@@ -79,6 +80,26 @@ class PrefillService(EngineService):
             Draining: The worker takes no new work.
             DeadlineExceeded: The caller's time is over.
         """
+        began = perf_counter()
+        attributes: dict[str, str | int | float | bool] = {
+            "epdserve.request_id": job.request_id,
+            "epdserve.outcome": "failed",
+        }
+        try:
+            result = await self._run(job, deadline_s)
+            attributes |= {
+                "epdserve.outcome": "ok",
+                "epdserve.cached_tokens": result.cached_tokens,
+                "epdserve.computed_tokens": result.computed_tokens,
+                "epdserve.queue_ms": result.queue_ms,
+            }
+            return result
+        finally:
+            self._tracing.record(
+                "prefill", parent=job.trace, began=began, ended=perf_counter(), attributes=attributes
+            )
+
+    async def _run(self, job: PrefillJob, deadline_s: float | None) -> PrefillResult:
         if self._state is not WorkerState.READY:
             raise Draining("this worker takes no new work", worker=self._seat.worker)
         task = self._worker.new_task(job)
@@ -206,7 +227,8 @@ class PrefillService(EngineService):
                 ):
                     await asyncio.sleep(_DRAIN_POLL_S)
         if not self._crashed:
-            ended = self._loop.call(lambda: self._worker.fail_all(Unavailable("the worker has stopped")))
+            error = Draining("the worker has stopped: another one can do it", worker=self._seat.worker)
+            ended = self._loop.call(lambda: self._worker.fail_all(error))
             async with asyncio.timeout(STOP_S):
                 await asyncio.wrap_future(ended)
         self._leases.end_all()

@@ -10,6 +10,7 @@ from epdserve.services.config import ConfigError, config_text, load_config
 from epdserve.services.errors import ServiceError
 from epdserve.services.observability.logs import setup_logging
 from epdserve.services.router.config import RouterConfig
+from epdserve.services.router.listening import inherited
 from epdserve.services.router.server import run
 
 
@@ -20,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--section", help="table of the file that holds them")
     parser.add_argument("--check", action="store_true", help="print the settings and end")
     parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--listen-fd", type=int, help="descriptor of a listening socket to serve on")
     given = parser.parse_args(argv)
     try:
         config = load_config(given.config, RouterConfig, section=given.section)
@@ -31,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     setup_logging(level=given.log_level, fields={"role": "router", "router": config.router_id})
     try:
-        run(config)
-    except (ServiceError, FileNotFoundError, ValueError) as error:
+        run(config, None if given.listen_fd is None else inherited(given.listen_fd))
+    except (ServiceError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

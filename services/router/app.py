@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,6 +90,7 @@ def create_app(
             await cluster.close()
             parts.grammars.close()
             parts.memo.close()
+            await asyncio.to_thread(parts.tracing.close)
 
     app = RouterApp(
         title="epdserve",

@@ -40,6 +40,13 @@ class Cluster(Protocol):
     def workers(self) -> Sequence[WorkerInfo]:
         """The workers as last heard of, in any state; an old view is kept when the registry is away."""
 
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """Have a worker take no new work, or take it again, for all routers.
+
+        Raises:
+            Unavailable: The registry does not answer.
+        """
+
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         """How many leading blocks of a hash chain each prefill worker and each store holds.
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
+import time
 from abc import ABC, abstractmethod
 from typing import Final
 
@@ -17,6 +18,7 @@ from epdserve.services.router.options import Caller
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.request import Trail, now
 from epdserve.services.router.slo import wish_of_headers
+from epdserve.services.router.traces import RequestTrace
 from starlette.types import Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
@@ -60,17 +62,19 @@ class Endpoint(ABC):
         name = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         exchange.extra_headers.append((b"x-request-id", name.encode()))
         with for_request(name):
-            failure = await self._attempt(exchange)
+            failure = await self._attempt(exchange, name)
             if failure is not None:
                 await self._tell(exchange, failure, name)
+                if not isinstance(failure, Cancelled):
+                    self.parts.present.failed(name, exchange.path, failure, at=time.time())
             outcome = "ok" if failure is None else failure.code
             _log.debug("request finished", extra={"outcome": outcome, "status": exchange.status})
         return outcome
 
-    async def _attempt(self, exchange: Exchange) -> ServiceError | None:
+    async def _attempt(self, exchange: Exchange, name: str) -> ServiceError | None:
         """Serve; what went wrong, if anything."""
         try:
-            await self._serve(exchange)
+            await self._serve(exchange, name)
         except ServiceError as error:
             return error
         except asyncio.CancelledError:
@@ -81,34 +85,47 @@ class Endpoint(ABC):
             return Internal("the server failed; its log has the request id")
         return None
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: Exchange, name: str) -> None:
         parts, config = self.parts, self.parts.config
         trail = Trail(received_at=now())
         tenant = parts.gate.authenticate(
             authorization=exchange.header("authorization"), api_key=exchange.header("x-api-key")
         )
         parts.admission.refuse_if_full()
-        trace = exchange.header("traceparent")
+        given = exchange.header("traceparent")
+        trace = RequestTrace(
+            parts.tracing, exchange.path, trail, given=given if _TRACE.fullmatch(given) else ""
+        )
         caller = Caller(
             secrets.token_hex(16),
             tenant.cache_name,
-            trace if _TRACE.fullmatch(trace) else "",
+            trace.parent,
             parts.gate.epochs.stamp(tenant),
             tenant.name,
             wish_of_headers(exchange.header),
             trail.received_at,
         )
-        async with parts.gate.enter(tenant) as stay:
-            with parts.bodies.share() as share:
-                raw = await exchange.read_body(
-                    max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s, take=share.take
-                )
-                trail.body_at = now()
-                try:
-                    async with exchange.watch_client():
-                        await self.handle(exchange, raw, caller, trail)
-                finally:
-                    stay.tokens = trail.charged_tokens
+        error: ServiceError | None = None
+        try:
+            async with parts.gate.enter(tenant) as stay:
+                with (
+                    parts.present.inside(name, exchange.path, tenant.name, trail),
+                    parts.bodies.share() as share,
+                ):
+                    raw = await exchange.read_body(
+                        max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s, take=share.take
+                    )
+                    trail.body_at = now()
+                    try:
+                        async with exchange.watch_client():
+                            await self.handle(exchange, raw, caller, trail)
+                    finally:
+                        stay.tokens = trail.charged_tokens
+        except ServiceError as failure:
+            error = failure
+            raise
+        finally:
+            trace.end(error, request_id=name, tenant=tenant.name)
 
     async def _tell(self, exchange: Exchange, failure: ServiceError, name: str) -> None:
         """Say it to the client, if there still is one."""

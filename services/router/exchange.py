@@ -58,6 +58,12 @@ class Exchange:
         self.status = 0
         self.writes = 0
 
+    @property
+    def path(self) -> str:
+        """Of the request."""
+        path: str = self._scope["path"]
+        return path
+
     def header(self, name: str) -> str:
         """A request header, empty if absent; the last one of several."""
         return self._headers.get(name.encode(), b"").decode("latin-1")

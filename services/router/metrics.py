@@ -105,6 +105,9 @@ class RouterMetrics:
             "epdserve_router_retries", "Prefills repeated before the first token", registry=r
         )
         self.resumes = Counter("epdserve_router_resumes", "Streams continued on another worker", registry=r)
+        self.handovers = Counter(
+            "epdserve_router_handovers", "Requests that a draining worker sent elsewhere", registry=r
+        )
         self.empty_answers = Counter(
             "epdserve_router_empty_answers", "Answers that stopped without content and calls", registry=r
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any, Final
 
 from epdserve.kvstore.hashing import tenant_label
 from epdserve.services.errors import InvalidRequest, ServiceError
 from epdserve.services.router.auth import tenant_key
+from epdserve.services.router.http_errors import NotFound
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.tenancy.tenant import Tenant
 from epdserve.services.rpc.client import WorkerClient
@@ -43,6 +45,28 @@ class RouterOperations:
         """See ``Operations``."""
         pairs = self._parts.placer.explain(request_id)
         return None if pairs is None else {"request": request_id, "pairs": [asdict(pair) for pair in pairs]}
+
+    def present(self) -> Mapping[str, Any]:
+        """See ``Operations``."""
+        parts = self._parts
+        return {
+            "model": parts.config.model_name,
+            "router": parts.config.router_id,
+            "version": version("epdserve"),
+            "workers": [_worker(info) for info in parts.cluster.workers()],
+            **parts.present.told(),
+        }
+
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """See ``Operations``.
+
+        Raises:
+            NotFound: No worker of this name is alive, and it was to drain.
+            Unavailable: The registry does not answer.
+        """
+        if wanted and worker not in {info.worker for info in self._parts.cluster.workers()}:
+            raise NotFound("no worker of this name is alive")
+        await self._parts.cluster.drain(worker, wanted)
 
     async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
         """See ``Operations``. Workers let go of all blocks in their pages: those of others are found in stores again.
@@ -125,4 +149,7 @@ def _worker(info: WorkerInfo) -> dict[str, Any]:
         "queued_tokens": info.queued_tokens,
         "free_pages": info.free_pages,
         "total_pages": info.total_pages,
+        "machine": info.machine,
+        "address": info.address,
+        "step_age_s": round(info.step_age_s, 3),
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from epdserve.services.grammar.checking import GrammarChecks
+from epdserve.services.observability.tracing import Tracing, tracing_from_environment
 from epdserve.services.policy.admission import AdmissionLimits
 from epdserve.services.router.admission import Admission, ByteBudget
 from epdserve.services.router.cluster import Cluster
@@ -21,6 +22,7 @@ from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.memo import TurnMemo
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.pipeline import Pipeline, PipelineLimits
+from epdserve.services.router.present import Present
 from epdserve.services.router.rendering import ChatRenderer
 from epdserve.services.router.routing import Placer, Targets
 from epdserve.services.router.tenancy.assembly import build_gate
@@ -51,6 +53,8 @@ class RouterParts:
     foresight: Foresight
     grants: Grants
     pictures: PictureDesk | None = None
+    present: Present = field(default_factory=Present)
+    tracing: Tracing = field(default_factory=lambda: Tracing("epdserve-router", ""))
 
     @property
     def body_limits(self) -> BodyLimits:
@@ -79,6 +83,7 @@ def assemble(
 
     Raises:
         FileNotFoundError, ValueError: The model directory or the keys file will not do.
+        InvalidRequest: Traces are to go somewhere that is no place.
     """
     tokenizer = tokenizer if tokenizer is not None else RouterTokenizer.from_directory(config.model_dir)
     ledger = InFlightLedger()
@@ -117,4 +122,5 @@ def assemble(
         foresight=foresight,
         grants=Grants(),
         pictures=pictures,
+        tracing=tracing_from_environment("epdserve-router", config.router_id),
     )

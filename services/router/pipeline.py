@@ -1,7 +1,8 @@
 """The request, top to bottom: place, prefill, decode; one deadline, one retry, and going on after a death.
 
 A worker lost before the first token costs one retry elsewhere. One lost later costs a pause: prompt and delivered
-tokens are prefilled again and decoding goes on at the next offset, so nothing is lost and nothing comes twice.
+tokens are prefilled again and decoding goes on at the next offset, so nothing is lost and nothing comes twice. A worker
+that drains hands over in the same way; that is no loss, so only the deadline limits how often it may happen.
 Closing the generator (the client has gone) cancels whatever call is running and gives back an unpulled lease.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 from epdserve.services.errors import (
     Cancelled,
     DeadlineExceeded,
+    Draining,
     Internal,
     LeaseLost,
     ServiceError,
@@ -192,11 +194,15 @@ class Pipeline:
         Raises:
             ServiceError: The loss, when there have been too many.
         """
+        known = len(lost)
         for info in (route.prefill, route.decode):
             # A lost lease is nobody's death: the same worker may prefill again
             if info.worker == error.worker and not isinstance(error, LeaseLost):
                 lost.add((info.worker, info.incarnation))
                 trail.lost_workers.append(info.worker)
+        if isinstance(error, Draining) and len(lost) > known:
+            trail.handovers += 1  # each life says so once, so this ends
+            return
         if started:
             trail.resumes += 1
             if trail.resumes > self._limits.max_resumes:
@@ -339,7 +345,7 @@ class Pipeline:
 
     def _note_failure(self, error: ServiceError, worker: str) -> None:
         """A worker that fails is avoided for a while; a request that was refused or out of time is no failure."""
-        if isinstance(error, (Internal, Unavailable)) and not isinstance(error, LeaseLost):
+        if isinstance(error, (Internal, Unavailable)) and not isinstance(error, (LeaseLost, Draining)):
             self._placer.estimates.failed(worker)
 
     def _schedule(self, request: GenerateRequest, forecast: LengthForecast) -> Schedule:
@@ -362,7 +368,7 @@ def _prefilled_tokens(request: GenerateRequest, emitted: list[int]) -> TokenIds:
 
 def _attempt_id(request: GenerateRequest, trail: Trail) -> str:
     """Workers take every id once in their lives, and a request may come to one twice."""
-    return f"{request.request_id}.{trail.retries + trail.resumes}"
+    return f"{request.request_id}.{trail.retries + trail.resumes + trail.handovers}"
 
 
 def _heed_cancellation() -> None:

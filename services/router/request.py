@@ -94,6 +94,7 @@ class Trail:
         waited_s: Time in which a worker was at it, RPC included; the rest is the router's own.
         drawn: All ids of the answer so far.
         charged_tokens: Of prompt and answer, all choices, for the tenant's limit.
+        handovers: How often a worker that drains sent it elsewhere, before or after the first token.
         root: Of the blocks of the first attempt's workers.
         prefill: Result of the first prefill; a resumed request has had others, counted in ``resumes``.
     """
@@ -111,6 +112,7 @@ class Trail:
     decode: DecodeReceipt | None = None
     retries: int = 0
     resumes: int = 0
+    handovers: int = 0
     charged_tokens: int = 0
     drawn: list[int] = field(default_factory=list)
     lost_workers: list[str] = field(default_factory=list)

@@ -107,6 +107,10 @@ class RpcCluster:
         """As the view has them."""
         return self._view.workers()
 
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """Through the registry: the worker's next heartbeat hears it."""
+        await self._view.drain(worker, wanted)
+
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         """As the events of prefill workers and stores tell."""
         self.lookups += 1

@@ -98,6 +98,7 @@ class GenerationEndpoint(Endpoint):
                 (b"x-effort-granted", first.effort),
             )
             exchange.say(*((name, b"%d" % effort.level) for name, effort in efforts))
+            self.parts.present.effort(first.effort_asked or first.effort, first.effort)
         with self.parts.admission.enter(asked.prompt_tokens):
             await Run(self, exchange, asked, trail).serve()
 
@@ -272,6 +273,8 @@ class Run:
             metrics.retries.inc(retries)
         if resumes := sum(trail.resumes for trail in self._trails):
             metrics.resumes.inc(resumes)
+        if handovers := sum(trail.handovers for trail in self._trails):
+            metrics.handovers.inc(handovers)
         if first.placed_at:
             metrics.prepare.observe(first.placed_at - first.body_at)
         if first.first_token_at:

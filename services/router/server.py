@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import uvicorn
 import uvloop
-from epdserve.services.errors import InvalidRequest, Unavailable
+from epdserve.services.errors import InvalidRequest
 from epdserve.services.observability.metrics import new_registry
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
@@ -24,44 +24,26 @@ from epdserve.services.router.app import RouterApp, create_app
 from epdserve.services.router.cluster_metrics import ClusterCollector
 from epdserve.services.router.config import RouterConfig
 from epdserve.services.router.http_protocol import protocol_with
+from epdserve.services.router.listening import BACKLOG, bind
 from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.operations import RouterOperations
+from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.policy_metrics import PolicyCollector
 from epdserve.services.router.rpc_cluster import RpcCluster
 from epdserve.services.router.sharing import sharing
-from epdserve.services.router.tenancy.admin import create_admin
+from epdserve.services.router.tenancy.admin import create_admin, read_admin_key
 from epdserve.services.router.tenancy.assembly import listening_host
 from epdserve.services.router.tenancy.metrics import GateCollector
 from epdserve.services.rpc.auth import read_token
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-_BACKLOG = 2048
 _ADMIN_END_S = 5.0
+_SAMPLE_S = 5.0
 # Threads that render or check grammars give Python's lock back within this; the default of 5 ms would show in streams
 _SWITCH_INTERVAL_S = 0.000_5
 
 _log = logging.getLogger(__name__)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        Unavailable: The address is taken or not ours; the message says which.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        taken = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error.strerror}"
-        raise Unavailable(f"{host}:{port} {taken}") from None
-    sock.listen(_BACKLOG)
-    sock.setblocking(False)
-    return sock
 
 
 class RouterServer(uvicorn.Server):
@@ -106,7 +88,7 @@ def uvicorn_server(app: FastAPI, config: RouterConfig) -> RouterServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             ssl_certfile=config.tenancy.tls_cert_file,
             ssl_keyfile=config.tenancy.tls_key_file,
             ssl_ca_certs=_text(config.tenancy.tls_client_ca_file),
@@ -128,23 +110,34 @@ async def administered(app: RouterApp, config: RouterConfig) -> AsyncIterator[No
     Raises:
         Unavailable: The port is taken.
         InvalidRequest: No cluster token.
+        OSError, ValueError: The file of the administrator's key will not do.
     """
     if config.tenancy.admin_port is None:
         yield
         return
     parts = app.state.parts
-    desk = create_admin(parts.gate, RouterOperations(parts, token=_token(config)))
+    key = read_admin_key(config.tenancy.admin_key_file)
+    desk = create_admin(parts.gate, RouterOperations(parts, token=_token(config)), key=key)
     with bind("127.0.0.1", config.tenancy.admin_port) as sock:
         _log.info("administration listens", extra={"port": sock.getsockname()[1]})
         server = RouterServer(
             uvicorn.Config(desk, loop="uvloop", ws="none", lifespan="off", log_config=None, access_log=False)
         )
         task = asyncio.create_task(server.serve_quietly(sock), name="administration")
+        sampling = asyncio.create_task(_sample_tiers(parts), name="sample-tiers")
         try:
             yield
         finally:
+            sampling.cancel()
             server.should_exit = True
-            await asyncio.wait([task], timeout=_ADMIN_END_S)
+            await asyncio.wait([task, sampling], timeout=_ADMIN_END_S)
+
+
+async def _sample_tiers(parts: RouterParts) -> None:
+    """For the console's plot over time."""
+    while True:
+        parts.present.sample_tiers(parts.metrics.prefix_tokens, at=time.time())
+        await asyncio.sleep(_SAMPLE_S)
 
 
 @asynccontextmanager
@@ -185,8 +178,12 @@ async def connected(config: RouterConfig) -> AsyncIterator[RpcCluster]:
         yield RpcCluster(view, token=token, router_id=config.router_id)
 
 
-async def serve(config: RouterConfig) -> None:
+async def serve(config: RouterConfig, listener: socket.socket | None = None) -> None:
     """Serve until told to end; what runs may finish within ``drain_timeout_s``.
+
+    Args:
+        listener: Already listening, in place of the address of the settings: connections that come while one router
+            ends and the next one starts wait in it.
 
     Raises:
         Unavailable: The address cannot be bound.
@@ -194,7 +191,7 @@ async def serve(config: RouterConfig) -> None:
         FileNotFoundError, ValueError: The model directory or the keys file will not do.
     """
     keyless = not (config.keys_file or config.tenancy.tenants_file or config.tenancy.tenants_in_redis)
-    with bind(listening_host(config.host, config.tenancy, keyless=keyless), config.port) as sock:
+    with listener or bind(listening_host(config.host, config.tenancy, keyless=keyless), config.port) as sock:
         async with connected(config) as cluster:
             registry = new_registry()
             registry.register(ClusterCollector(cluster))
@@ -207,8 +204,8 @@ async def serve(config: RouterConfig) -> None:
                 await uvicorn_server(app, config).serve(sockets=[sock])
 
 
-def run(config: RouterConfig) -> None:
+def run(config: RouterConfig, listener: socket.socket | None = None) -> None:
     """``serve`` on an event loop of its own; what a process's main calls. Raises as ``serve``."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config))
+        runner.run(serve(config, listener))

@@ -94,6 +94,7 @@ def receipt_of(request: GenerateRequest, trail: Trail, *, finished_at: float) ->
         },
         "retries": trail.retries,
         "resumes": trail.resumes,
+        "handovers": trail.handovers,
         "preemptions": 0 if decode is None else decode.preemptions,
     }
     return receipt

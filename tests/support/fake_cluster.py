@@ -97,6 +97,7 @@ class FakeCluster:
         self.prefill_jobs: list[tuple[str, PrefillJob]] = []
         self.decode_jobs: list[tuple[str, DecodeJob]] = []
         self.open_leases: set[str] = set()
+        self.drained: dict[str, bool] = {}
         self.released: list[str] = []
         self.running_prefills = 0
         self.running_decodes = 0
@@ -114,6 +115,9 @@ class FakeCluster:
 
     def workers(self) -> Sequence[WorkerInfo]:
         return self.infos
+
+    async def drain(self, worker: str, wanted: bool) -> None:
+        self.drained[worker] = wanted
 
     def hits(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         found: dict[str, int] = {}

@@ -38,6 +38,11 @@ class Stack:
         self.http = httpx.Client(base_url=self.base_url, timeout=60, trust_env=False)
         self.model: str = self.http.get("/v1/models").json()["data"][0]["id"]
 
+    @property
+    def state_file(self) -> Path:
+        """Where ``up`` writes about itself."""
+        return self._state_dir / "state.json"
+
     def state(self) -> dict[str, Any]:
         """What ``up`` wrote about itself, as of now."""
         state: dict[str, Any] = json.loads((self._state_dir / "state.json").read_text())
@@ -148,7 +153,9 @@ def _samples(text: str) -> Samples:
 
 
 @contextmanager
-def running_stack(state_dir: Path, *arguments: str) -> Iterator[Stack]:
+def running_stack(
+    state_dir: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
     """``epdserve up`` with its files under ``state_dir``, until the block ends.
 
     Raises:
@@ -166,7 +173,13 @@ def running_stack(state_dir: Path, *arguments: str) -> Iterator[Stack]:
     ]
     output = state_dir.with_suffix(".out")
     with output.open("wb") as sink:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while not (state_dir / "state.json").is_file():

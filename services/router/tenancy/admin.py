@@ -1,20 +1,24 @@
 """What an administrator may do, on a port of its own on loopback: look, drain, forget.
 
-No key opens it: whoever reaches the port may use it, so it binds to loopback and nothing else. A web page in a browser
-on the same machine reaches loopback, too: every request must name a loopback host, and every change must carry a header
-that no page can send to another origin unasked.
+Whoever reaches the port may look, so it binds to loopback and nothing else; changes want the administrator's key, where
+one is set. A web page in a browser on the same machine reaches loopback, too: every request must name a loopback host,
+and every change must carry a header that no page can send to another origin unasked.
 """
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import orjson
-from epdserve.services.errors import InvalidRequest, ServiceError, Unavailable
+from epdserve.services.errors import InvalidRequest, ServiceError, Unauthenticated, Unavailable
+from epdserve.services.router.console.page import console_routes
 from epdserve.services.router.http_errors import NotFound, error_body, status_of
 from epdserve.services.router.tenancy.gate import TenantGate
 from epdserve.services.router.tenancy.tenant import Tenant
@@ -27,6 +31,7 @@ from starlette.routing import Route
 log = logging.getLogger(__name__)
 
 HEADER: Final = "x-epdserve-admin"
+_MIN_KEY_CHARS: Final = 16
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -40,6 +45,16 @@ class Operations(Protocol):
     def explain(self, request_id: str) -> Mapping[str, Any] | None:
         """Why a request went where it went: candidates with their costs; None if it is not remembered."""
 
+    def present(self) -> Mapping[str, Any]:
+        """Workers, requests inside, errors, efforts and tiers, as JSON: what the console shows."""
+
+    async def drain(self, worker: str, wanted: bool) -> None:
+        """Have a worker take no new work, or take it again.
+
+        Raises:
+            ServiceError: There is none, or it cannot be told.
+        """
+
     async def forget(self, tenant: Tenant | None) -> Mapping[str, Any]:
         """Delete what is cached of a tenant, or everything; what was deleted, as JSON.
 
@@ -48,11 +63,22 @@ class Operations(Protocol):
         """
 
 
-def create_admin(gate: TenantGate, operations: Operations) -> Starlette:
-    """The administrator's application."""
-    desk = _Desk(gate, operations)
+def create_admin(gate: TenantGate, operations: Operations, *, key: str | None = None) -> Starlette:
+    """The administrator's application.
+
+    Args:
+        key: Changes must carry it as a bearer token; None = they need none.
+    """
+    desk, digest = _Desk(gate, operations), None if key is None else sha256(key.encode()).digest()
+
+    def _guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        return _answering(handler, digest)
+
     return Starlette(
         routes=[
+            *console_routes(_on_loopback),
+            Route("/admin/present", _guarded(desk.present), methods=["GET"]),
+            Route("/admin/workers/{name}/drain", _guarded(desk.drain_worker), methods=["POST", "DELETE"]),
             Route("/admin/load", _guarded(desk.load), methods=["GET"]),
             Route("/admin/explain/{request:path}", _guarded(desk.explain), methods=["GET"]),
             Route("/admin/tenants", _guarded(desk.tenants), methods=["GET"]),
@@ -80,6 +106,17 @@ class _Desk:
             "refused": asdict(gate.counts),
             **self._operations.load(),
         }
+
+    async def present(self, request: Request) -> Any:
+        """What the console shows."""
+        return {"draining": self._gate.draining, **self._operations.present()}
+
+    async def drain_worker(self, request: Request) -> Any:
+        """Have a worker take no new work, or take it again."""
+        name, wanted = request.path_params["name"], request.method == "POST"
+        await self._operations.drain(name, wanted)
+        log.info("worker drain", extra={"worker": name, "drain": wanted})
+        return {"worker": name, "draining": wanted}
 
     async def explain(self, request: Request) -> Any:
         """Why a request went where it went."""
@@ -148,12 +185,12 @@ class _Desk:
         }
 
 
-def _guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _answering(handler: Handler, key_digest: bytes | None) -> Callable[[Request], Awaitable[Response]]:
     """A handler behind the checks of this port, its errors as answers."""
 
     async def answer(request: Request) -> Response:
         try:
-            _check(request)
+            _check(request, key_digest)
             body, status = orjson.dumps(await handler(request)), 200
         except ServiceError as error:
             body, status = error_body(error), status_of(error)
@@ -162,13 +199,36 @@ def _guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _check(request: Request) -> None:
-    """Raises ``InvalidRequest`` for what a browser could have been talked into."""
-    host = request.url.hostname or ""
-    if not is_loopback(host):
+def _on_loopback(request: Request) -> bool:
+    return is_loopback(request.url.hostname or "")
+
+
+def _check(request: Request, key_digest: bytes | None) -> None:
+    """Raises ``InvalidRequest`` for what a browser could have been talked into, ``Unauthenticated`` without the key."""
+    if not _on_loopback(request):
         raise InvalidRequest("administration answers to loopback names only")
-    if request.method != "GET" and request.headers.get(HEADER) is None:
+    if request.method in ("GET", "HEAD"):
+        return
+    if request.headers.get(HEADER) is None:
         raise InvalidRequest(f"changes need the header {HEADER}")
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+    if key_digest is not None and not hmac.compare_digest(sha256(given).digest(), key_digest):
+        raise Unauthenticated("changes need the administrator's key")
+
+
+def read_admin_key(path: Path | None) -> str | None:
+    """The key in a file, None without a file.
+
+    Raises:
+        ValueError: It holds no key of 16 or more characters.
+        OSError: It cannot be read.
+    """
+    if path is None:
+        return None
+    key = path.read_text(encoding="ascii").strip()
+    if len(key) < _MIN_KEY_CHARS:
+        raise ValueError(f"{path} holds no administrator's key of {_MIN_KEY_CHARS} or more characters")
+    return key
 
 
 def is_loopback(host: str) -> bool:

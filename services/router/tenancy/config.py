@@ -22,7 +22,8 @@ class TenancySettings(BaseModel):
         requests_per_minute, tokens_per_minute, concurrent: Of a tenant that has no limit of its own; 0 = none.
         shared_limits: Limits count over all routers, in the registry's Redis; else each router counts for itself.
         open_without_keys: Listen beyond loopback although nobody needs a key.
-        admin_port: Administration on loopback; absent = none.
+        admin_port: Administration and the console on loopback; absent = none.
+        admin_key_file: Holds the key that changes on that port need; absent = they need none.
         max_messages, max_parts, max_tools, max_stops, max_depth: Of one body; 0 = none.
         tls_cert_file, tls_key_file: Serve HTTPS; both or neither.
         tls_client_ca_file: Take clients with a certificate of this authority only.
@@ -39,6 +40,7 @@ class TenancySettings(BaseModel):
     shared_limits: bool = True
     open_without_keys: bool = False
     admin_port: int | None = Field(default=None, ge=0, le=65535)
+    admin_key_file: Path | None = None
     max_messages: Count = 10_000
     max_parts: Count = 1_000
     max_tools: Count = 1_024

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from epdserve.services.errors import Unavailable
-from epdserve.services.pool.registry import Listing, Registry, local_incarnation
+from epdserve.services.pool.registry import Heard, Listing, Registry, local_incarnation
 from epdserve.services.types import WIRE_VERSION, WorkerState
 from support.fake_decode import worker_info
 from support.valkey import url_of, valkey_server
@@ -142,3 +142,15 @@ async def test_absent_registry_is_unavailable_in_time() -> None:
                 await registry.list()
             with pytest.raises(Unavailable):
                 await registry.publish(worker_info("w"))
+
+
+async def test_a_worker_hears_that_it_is_to_drain_and_that_it_is_not_any_more(registry: Registry) -> None:
+    info = worker_info("w", incarnation=await registry.claim("w"))
+    assert await registry.publish(info) is Heard.READY
+    await registry.drain("w", True)
+    assert await registry.publish(info) is Heard.DRAIN
+    later = worker_info("w", incarnation=await registry.claim("w"))
+    assert await registry.publish(later) is Heard.DRAIN  # the next life is told, too
+    assert await registry.publish(info) is Heard.FENCED
+    await registry.drain("w", False)
+    assert await registry.publish(later) is Heard.READY

@@ -136,3 +136,19 @@ async def test_broken_service_ends_its_life_and_leaves_the_registry(
     async with asyncio.timeout(5):
         assert await worker.run() is Ending.CRASHED
     assert await listed(registry) == ()
+
+
+async def test_an_administrator_drains_a_worker_that_goes_on_with_what_it_has(
+    pool: PoolConfig, registry: Registry
+) -> None:
+    worker = runner(pool)
+    await worker.start()
+    running = asyncio.create_task(worker.run())
+    for wanted, state in ((True, WorkerState.DRAINING), (False, WorkerState.READY)):
+        await registry.drain("w", wanted)
+        async with asyncio.timeout(5):
+            while (await listed(registry))[0].state is not state:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not running.done()
+    worker.ask_to_stop()
+    assert await running is Ending.STOPPED

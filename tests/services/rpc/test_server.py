@@ -15,7 +15,7 @@ from epdserve.services.errors import (
     Unavailable,
     WorkerLost,
 )
-from epdserve.services.rpc.auth import token_metadata
+from epdserve.services.rpc.auth import VERSION_KEY, token_metadata
 from epdserve.services.rpc.channel import open_channel
 from epdserve.services.rpc.client import DecodeClient, PrefillClient
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
@@ -205,3 +205,20 @@ async def test_stream_that_does_not_introduce_itself_is_refused() -> None:
         await call.read()
     await channel.close(None)
     await server.stop(grace_s=0.1)
+
+
+async def test_callers_of_another_wire_version_are_told_so_and_may_go_elsewhere(server: RpcServer) -> None:
+    channel = open_channel(server.address)
+    stub = prefill_pb2_grpc.PrefillStub(channel)
+    token = token_metadata(TOKEN)[0]
+    try:
+        for spoken in (((VERSION_KEY, "1"),), ()):  # untold is what was spoken before there was a key
+            await stub.Describe(common_pb2.DescribeRequest(), timeout=5, metadata=(token, *spoken))
+        metadata = (token, (VERSION_KEY, "2"))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Describe(common_pb2.DescribeRequest(), timeout=5, metadata=metadata)
+        error = error_of(refused.value, worker="w")
+        assert type(error) is Unavailable
+        assert "wire version '2'" in error.message
+    finally:
+        await channel.close(None)
