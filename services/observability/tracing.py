@@ -1,6 +1,6 @@
 """Traces across processes with OpenTelemetry; off unless the environment says where they go.
 
-``EPDSERVE_TRACES=http://collector:4318`` posts them in OTLP's JSON form, ``EPDSERVE_TRACES=file:/folder`` appends
+``EPDSERVE_TRACES=http://127.0.0.1:4318`` posts them in OTLP's JSON form, ``EPDSERVE_TRACES=file:/folder`` appends
 them, a line a batch, to a file of each process that a collector's OTLP JSON file receiver reads. How many are taken
 is told by OpenTelemetry's own ``OTEL_TRACES_SAMPLER`` and ``OTEL_TRACES_SAMPLER_ARG``. Spans are recorded when what
 they tell of is over, so that nothing is done for them while tokens are made; no prompt and no key is in one.

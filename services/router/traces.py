@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epdserve.services.errors import ServiceError
-from epdserve.services.observability.tracing import TracedCall, Tracing
+from epdserve.services.observability.tracing import Attributes, TracedCall, Tracing
 from epdserve.services.router.request import Trail, now
 
 
@@ -35,7 +35,7 @@ class RequestTrace:
         for name, began, ended in stages:
             if began and ended:
                 self._tracing.record(name, parent=self.parent, began=began, ended=ended, attributes={})
-        told = {
+        told: Attributes = {
             "epdserve.request_id": request_id,
             "epdserve.tenant": tenant,
             "epdserve.prefill_worker": trail.prefill_worker,
