@@ -158,9 +158,10 @@ class Pipeline:
         trail: Trail,
         forecast: LengthForecast,
     ) -> Route:
-        """A route; after a loss, wait a while for a replacement rather than fail."""
+        """A route; where workers were a moment ago, wait a while for their replacement rather than fail."""
         loop = asyncio.get_running_loop()
-        give_up_at = min(request.deadline_at, loop.time() + self._limits.replacement_wait_s) if lost else 0.0
+        since = loop.time() if lost else self._placer.placed_at
+        give_up_at = min(request.deadline_at, since + self._limits.replacement_wait_s)
         while True:
             try:
                 route = await self._placer.place(

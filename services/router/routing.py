@@ -79,7 +79,11 @@ class _Choice:
 
 
 class Placer:
-    """Places prompts by prefix hits and loads. Owned by the event loop."""
+    """Places prompts by prefix hits and loads. Owned by the event loop.
+
+    Attributes:
+        placed_at: Event loop time at which there last were workers for a prompt.
+    """
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class Placer:
         self._targets = targets
         self.estimates = estimates if estimates is not None else Estimates()
         self._explained: OrderedDict[str, Route] = OrderedDict()
+        self.placed_at = float("-inf")
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""
@@ -187,6 +192,7 @@ class Placer:
             )
             routes.append(self._only(choice) or self._choose(choice))
         route = routes[0] if len(routes) == 1 else min(routes, key=_cost)
+        self.placed_at = asyncio.get_running_loop().time()
         self._remember(request_id, route)
         return route
 

@@ -408,3 +408,16 @@ async def test_a_worker_that_drains_and_says_so_twice_is_a_failure() -> None:
     with pytest.raises(Draining):
         await run(pipeline, request())
     assert len(cluster.prefill_jobs) == 2
+
+
+async def test_a_new_request_waits_for_workers_that_were_there_a_moment_ago() -> None:
+    cluster = FakeCluster(Script(OUTPUT), pool())
+    pipeline, _ = pipeline_of(cluster, replacement_wait_s=5.0)
+    with_none = FakeCluster(Script(OUTPUT), [])
+    with pytest.raises(Unavailable):  # nobody was ever there: nothing to wait for
+        await asyncio.wait_for(run(pipeline_of(with_none, replacement_wait_s=5.0)[0], request()), 1)
+    await run(pipeline, request())
+    infos, cluster.infos = cluster.infos, []
+    asyncio.get_running_loop().call_later(0.1, lambda: cluster.infos.extend(infos))
+    tokens, _ = await run(pipeline, request(request_id="r2"))
+    assert tokens == [*OUTPUT, 1]

@@ -261,3 +261,24 @@ async def test_bodies_together_have_a_limit(cluster: FakeCluster) -> None:
             writer.close()
         parts = router.server.config.loaded_app.state.parts
         await eventually(lambda: parts.bodies.held_bytes == 0)
+
+
+async def test_a_request_on_its_way_when_the_server_ends_gets_its_answer(cluster: FakeCluster) -> None:
+    async with live_router(config(), cluster) as router, asyncio.timeout(5):
+        streams = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(2)]
+        (half_reader, half), (idle_reader, idle) = streams
+        request = request_bytes(router.port)
+        half.write(request[:60])  # accepted, and not yet read
+        idle.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await idle_reader.readuntil(b"ok")
+        router.server.should_exit = True
+        await asyncio.sleep(0.25)
+        half.write(request[60:])
+        idle.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")  # it did not know
+        for reader in (half_reader, idle_reader):
+            told = await reader.read()  # to the end: the server closes
+            head = told[: told.rindex(b"\r\n\r\n")].lower()
+            assert b"http/1.1 200 ok" in head
+            assert b"connection: close" in head
+        for _, writer in streams:
+            writer.close()
