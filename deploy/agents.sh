@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 url=${1:-http://127.0.0.1:8000}
 task=${TASK:-Say hello in one word.}
 model=${MODEL:-deepseek-flash}
-limit_s=${LIMIT_S:-120}
+limit_s=${LIMIT_S:-240}
 agents=$PWD/.venv-agents
 if [[ ! -x $agents/bin/aider ]]; then
   python3 -m venv "$agents" || exit 1
@@ -56,8 +56,7 @@ agent() {
 }
 agent aider "$agents/bin/aider" --model "openai/$model" --yes-always --no-auto-commits --no-check-update \
   --no-analytics --no-show-model-warnings --no-gitignore --map-tokens 0 --message "$task" hi.py
-agent claude "$agents/node_modules/.bin/claude" -p "$task" --output-format json --max-turns 1 \
-  --system-prompt "You are brief." --tools ""
+agent claude "$agents/node_modules/.bin/claude" -p "$task" --output-format json --max-turns 3
 agent codex "$agents/node_modules/.bin/codex" exec --json --skip-git-repo-check -s read-only "$task"
 agent opencode "$agents/node_modules/.bin/opencode" run --format json "$task"
 exit $failed

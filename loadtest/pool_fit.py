@@ -16,6 +16,13 @@ from epdserve.loadtest.pool_load import Targets, closed_loop, open_loop
 from epdserve.loadtest.simulator.fitted import Seen, fit, measured, simulated
 
 _ANY: Final = Targets(60.0, 60.0)  # nobody is refused
+_FITTED: Final = (
+    "link_latency_s",
+    "prefill_fixed_s",
+    "prefill_token_s",
+    "decode_fixed_s",
+    "decode_request_s",
+)
 
 
 def main(
@@ -39,7 +46,7 @@ def main(
             )
             if not number:
                 timing = fit(outcomes)
-                fitted = {name: value for name, value in asdict(timing).items() if name != "gpu"}
+                fitted = {name: round(value, 6) for name, value in asdict(timing).items() if name in _FITTED}
                 print(json.dumps({"capacity": round(capacity, 2), "fitted": fitted}), flush=True)
             real = measured(outcomes)
             virtual = simulated(outcomes, timing, prefills=workers[0], decodes=workers[1])

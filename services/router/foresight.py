@@ -19,6 +19,7 @@ from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.gate import Answer, GateSettings, Outlook, Verdict, decide, lowering_pays
 from epdserve.services.policy.joint import Decision
 from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.hindsight import Hindsight
 from epdserve.services.router.request import GenerateRequest, now
 from epdserve.services.router.routing import Route
 from epdserve.services.router.slo import SloSettings
@@ -54,6 +55,7 @@ class Foresight:
         self._clock = clock
         self._expected: OrderedDict[str, tuple[str, float, float]] = OrderedDict()
         self.meter = ServiceMeter()
+        self.hindsight = Hindsight()
         self.refused: dict[str, int] = {"ttft": 0, "tpot": 0, "share": 0}
         self.lowered = 0
 
@@ -90,8 +92,19 @@ class Foresight:
             forecast.points[:MAX_LENGTHS],
         )
 
-    def answered(self, request: GenerateRequest, tokens: int) -> None:
-        """Count what a request has really taken in place of what was expected."""
+    def began(self, request: GenerateRequest) -> None:
+        """A request's first token has come."""
+        if request.received_at:
+            self.hindsight.began(request.request_id, now() - request.received_at)
+
+    def answered(self, request: GenerateRequest, tokens: int, *, decoded_s: float | None = None) -> None:
+        """Count what a request has really taken in place of what was expected.
+
+        Args:
+            decoded_s: From its first token to its last.
+        """
+        tpot_s = None if decoded_s is None or tokens < 2 else decoded_s / (tokens - 1)
+        self.hindsight.ended(request.request_id, tpot_s)
         known = self._expected.pop(request.request_id, None)
         if known is not None:
             tenant, expected, slot_s = known
@@ -104,8 +117,8 @@ class Foresight:
     ) -> None:
         chosen, speed = decision.chosen, self._estimates.prefill_tokens_per_s(route.prefill.worker)
         outlook = Outlook(
-            chosen.ttft_s,
-            chosen.tpot_s,
+            chosen.ttft_s * self.hindsight.ttft,
+            chosen.tpot_s * self.hindsight.tpot,
             alone_ttft_s=decision.compute_tokens / speed,
             excess=self.meter.excess(request.tenant, now=self._clock(), weights=self._settings.weights),
             hit_tokens=chosen.hit_tokens,
@@ -121,6 +134,13 @@ class Foresight:
                 f"expected to take {answer.pressure:.1f} of the {request.slo.name} target ({answer.reason})",
                 retry_after_s=answer.retry_after_s,
             )
+        self.hindsight.expect(
+            request.request_id,
+            ttft_s=chosen.ttft_s,
+            tpot_s=chosen.tpot_s,
+            ttft_target_s=request.slo.ttft_s,
+            tpot_target_s=request.slo.tpot_s,
+        )
 
     def _ask(self, request: GenerateRequest, outlook: Outlook, forecast: LengthForecast) -> Answer:
         answer = decide(outlook, request.slo, settings=self._gate)

@@ -118,11 +118,14 @@ class Pipeline:
                 attempt = self._attempt(route, handle, request, emitted, trail, forecast)
                 async with aclosing(attempt) as chunks:
                     async for chunk in chunks:
+                        if not emitted and self._foresight is not None:
+                            self._foresight.began(request)
                         emitted.extend(chunk.tokens)
                         yield chunk
                         if chunk.finish_reason is not None:
                             # In the loop's next round: the client's last bytes go out first
-                            loop.call_soon(self._learn, request, chunk, len(emitted))
+                            decoded_s = now() - (trail.first_token_at or now())
+                            loop.call_soon(self._learn, request, chunk, len(emitted), decoded_s)
                 return
             except Unavailable as error:
                 _heed_cancellation()
@@ -336,11 +339,11 @@ class Pipeline:
             if not pulled:
                 await self.give_back(job.handle)
 
-    def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int) -> None:
+    def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int, decoded_s: float) -> None:
         assert chunk.finish_reason is not None
         self._placer.estimates.answered(request, tokens, chunk.finish_reason)
         if self._foresight is not None:
-            self._foresight.answered(request, tokens)
+            self._foresight.answered(request, tokens, decoded_s=decoded_s)
         if chunk.receipt is not None:
             self._placer.estimates.decoded(chunk.receipt.worker, chunk.receipt)
 

@@ -54,6 +54,15 @@ class PolicyCollector(Collector):
         for reason, count in self._foresight.refused.items():
             late.add_metric([reason], count)
         yield late
+        off = GaugeMetricFamily(
+            "epdserve_router_outlook_ratio",
+            "Time seen over time expected at the gate, lately, by what it was",
+            labels=["what"],
+        )
+        hindsight = self._foresight.hindsight
+        for what, ratio in (("ttft", hindsight.ttft), ("tpot", hindsight.tpot)):
+            off.add_metric([what], ratio)
+        yield off
         yield _counter("efforts_lowered", "Let in at their effort floor", self._foresight.lowered)
         yield _gauge("metered_tenants", "Tenants whose shares are counted", len(self._foresight.meter))
         if self._sharing is not None:

@@ -160,3 +160,17 @@ async def test_a_decision_is_explained_while_it_is_remembered() -> None:
     assert pairs is not None
     assert [(pair.prefill, pair.decode) for pair in pairs] == [("p0", "d0")]
     assert placer.explain("0") is None
+
+
+async def test_the_gate_learns_what_its_expectations_are_worth() -> None:
+    seer, half_full = foresight(), await route_at(10_000)
+    for n in range(30):  # 1 s is expected, of 2 that are granted; they see 3
+        try:
+            seer.admit(request(request_id=str(n)), half_full, fixed(100))
+        except Overloaded:
+            break
+        seer.began(request(request_id=str(n), received_at=now() - 3.0))
+        seer.answered(request(request_id=str(n)), 100, decoded_s=2.0)
+    assert 1.9 < seer.hindsight.ttft < 3.0
+    assert seer.refused["ttft"] == 1
+    seer.admit(request(), await route_at(0), fixed(100))
