@@ -29,7 +29,7 @@ import typer
 from epdserve.loadtest import pools
 from epdserve.loadtest.client import Outcome, first_model, new_client, stream_chat
 from epdserve.loadtest.figures import Spread
-from epdserve.loadtest.server import running_server
+from epdserve.loadtest.server import end_well, running_server
 from epdserve.loadtest.soak_vitals import processes
 from epdserve.loadtest.workloads import agent_turns
 
@@ -228,6 +228,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was seen here.")] = None,
 ) -> None:
     """Restart; exit status 1 if a client noticed, or something was left over."""
+    end_well()
     with tempfile.TemporaryDirectory(prefix="epdserve-rolling-") as name:
         folder = Path(name)
         (folder / "pools.toml").write_text(_POOLS)

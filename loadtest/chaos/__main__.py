@@ -28,6 +28,7 @@ from epdserve.loadtest.chaos.network import ALONE, two_namespaces
 from epdserve.loadtest.chaos.plan import Plan, PlanError, What, read_plan
 from epdserve.loadtest.results import report, terminal
 from epdserve.loadtest.results.record import Results, Slo
+from epdserve.loadtest.server import end_well
 
 _DRIVE_BYTES: Final = 48 << 20
 _MODEL_S: Final = 120.0
@@ -67,6 +68,7 @@ def main(
     html_file: Annotated[Path | None, typer.Option("--html", help="A page with plots.")] = None,
 ) -> None:
     """Carry a plan out and judge it."""
+    end_well()
     with tempfile.TemporaryDirectory(prefix="epdserve-chaos-") as scratch:
         try:
             plan = read_plan(plan_file)

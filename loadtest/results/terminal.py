@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+_FILE_WIDTH = 180
 _LAST = 200  # requests that the middle on the line is of
 
 
@@ -20,7 +21,10 @@ def show(rows: Sequence[Sequence[str]], *, title: str = "", console: Console | N
         told.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows[1:]:
         told.add_row(*row)
-    (console or Console()).print(told)
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)  # a file has no width of its own
+    console.print(told)
 
 
 @contextmanager
