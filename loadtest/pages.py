@@ -43,8 +43,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """A table, headings first."""
     head, *body = rows
     cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    lines = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in body)
     return f'<div class="wide"><table><tr>{cells}</tr>{lines}</table></div>'
+
+
+def _cell(text: str) -> str:
+    return escape(text).replace(" / ", "&nbsp;/&nbsp;")  # percentiles stay on one line
 
 
 def details(summary: str, text: str) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from typing import Final
 
 _WIDTH, _HEIGHT = 460, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 14, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 14, 42
 _COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 
 

@@ -62,6 +62,7 @@ def demo_model(folder: Path) -> Path:
 
 def main(
     plan_file: Annotated[Path, typer.Argument(help="TOML; README.md tells every key.", metavar="PLAN")],
+    shorten: Annotated[float, typer.Option(min=0.01, max=1.0, help="Run in this share of the time.")] = 1.0,
     model: Annotated[Path | None, typer.Option(help="Checkpoint; the demo model if not given.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Folder for logs and settings, kept.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was seen here.")] = None,
@@ -72,6 +73,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="epdserve-chaos-") as scratch:
         try:
             plan = read_plan(plan_file)
+            plan = plan if shorten == 1.0 else plan.shortened(shorten)
             model_dir = model or demo_model(Path(scratch) / "model")
             run = perform(plan, keep or Path(scratch) / "run", model_dir.absolute())
         except (PlanError, NotStartedError, RuntimeError, subprocess.SubprocessError) as error:

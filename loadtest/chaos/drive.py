@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from epdserve.loadtest.chaos.cluster import Cluster
 from epdserve.loadtest.chaos.disks import empty, fill, throttle
-from epdserve.loadtest.chaos.judge import Asked, Verdict, judge
+from epdserve.loadtest.chaos.judge import Asked, Verdict, judge, phase_at
 from epdserve.loadtest.chaos.plan import Fault, Plan, What
 from epdserve.loadtest.client import Outcome, first_model, new_client, stream_chat
 from epdserve.loadtest.results.record import Ending, Record, ending_of, facts_of
@@ -128,7 +128,8 @@ class Drive:
             at_s=outcome.sent_at - self._started_at,
             late_s=max(0.0, outcome.sent_at - due_at),
             ending=ending,
-            expected=ending is Ending.OK,
+            expected=ending is Ending.OK
+            or (ending is Ending.REFUSED and phase_at(self._plan, at_s).refusals),
             wanted_prompt=None,
             wanted_answer=self._plan.load.answer_tokens,
             **facts_of(outcome),

@@ -142,12 +142,13 @@ def _invariants(plan: Plan, asked: Sequence[Asked]) -> list[str]:
     if broken:
         found.append(f"{len(broken)} failed requests: {broken[0].error or broken[0].ending}")
     refused = [one.record for one in asked if one.record.ending is Ending.REFUSED]
-    if astray := [record for record in refused if not _phase_at(plan, record.at_s).refusals]:
+    if astray := [record for record in refused if not phase_at(plan, record.at_s).refusals]:
         found.append(f"{len(astray)} refusals where none is right: {astray[0].error}")
     return found
 
 
-def _phase_at(plan: Plan, at_s: float) -> Phase:
+def phase_at(plan: Plan, at_s: float) -> Phase:
+    """The phase of a moment."""
     end = 0.0
     for phase in plan.phases:
         end += phase.seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -130,6 +130,18 @@ class Plan:
     def seconds(self) -> float:
         """Of all phases."""
         return sum(phase.seconds for phase in self.phases)
+
+    def shortened(self, factor: float) -> Plan:
+        """The same in ``factor`` of the time: phases, moments and durations of faults; not what recovery may take."""
+        return replace(
+            self,
+            name=f"{self.name}, {factor:g} of its length",
+            phases=tuple(replace(phase, seconds=phase.seconds * factor) for phase in self.phases),
+            faults=tuple(
+                replace(fault, at_s=fault.at_s * factor, lasts_s=fault.lasts_s * factor)
+                for fault in self.faults
+            ),
+        )
 
     @property
     def workers(self) -> list[str]:

@@ -56,3 +56,11 @@ def test_settings_are_written_as_the_server_reads_them() -> None:
 
     table = {"a": 1, "t": {"x": [{"f": "p", "n": 2}], "u": {"b": True, "s": 'q"'}}}
     assert tomllib.loads(toml_of(table)) == table
+
+
+def test_a_shortened_plan_is_the_same_in_less_time() -> None:
+    whole = read_plan(ROOT / "loadtest/chaos/plans/twenty_minutes.toml")
+    short = whole.shortened(0.25)
+    assert short.seconds == 300
+    assert [fault.at_s * 4 for fault in short.faults] == [fault.at_s for fault in whole.faults]
+    assert [fault.recovery_s for fault in short.faults] == [fault.recovery_s for fault in whole.faults]
