@@ -4,14 +4,19 @@
 ``-n``, a file is run by one process, and all tests of the one real server by another.
 """
 
+import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+_TOOLS = Path(__file__).resolve().parents[1] / ".run/tools"  # of deploy/tools.sh
+if str(_TOOLS) not in os.environ.get("PATH", ""):
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{_TOOLS}"
 _NEEDS = re.compile(r"needs (\S+)")
 STACK = "tests/integration/stack/"  # these share one server, whose start takes long
 

@@ -28,6 +28,7 @@ OUTCOMES: Final = (
     "unavailable",
     "deadline_exceeded",
 )
+_EFFORTS: Final = tuple(range(10, 101, 10))  # also the levels: 50, 75 falls into 80, 100
 # Codes of workers' errors that are told apart in logs, not in series
 _FOLDED: Final = {"draining": "unavailable", "worker_lost": "unavailable", "lease_lost": "unavailable"}
 
@@ -119,6 +120,12 @@ class RouterMetrics:
         )
         self.prepare = Histogram(
             "epdserve_router_prepare_seconds", "Body read to prefill sent", buckets=_FAST_S, registry=r
+        )
+        self.effort_asked = Histogram(
+            "epdserve_router_effort_asked", "Effort that requests asked for", buckets=_EFFORTS, registry=r
+        )
+        self.effort_granted = Histogram(
+            "epdserve_router_effort_granted", "Effort that they ran with", buckets=_EFFORTS, registry=r
         )
         self.ttft = Histogram(
             "epdserve_router_time_to_first_token_seconds",

@@ -269,6 +269,10 @@ class Run:
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.completion_tokens.inc(usage.completion_tokens)
         metrics.reasoning_tokens.inc(usage.reasoning_tokens or 0)
+        request = self._asked.requests[0]
+        if request.effort is not None:
+            metrics.effort_asked.observe((request.effort_asked or request.effort).level)
+            metrics.effort_granted.observe(request.effort.level)
         if retries := sum(trail.retries for trail in self._trails):
             metrics.retries.inc(retries)
         if resumes := sum(trail.resumes for trail in self._trails):

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 from epdserve.services.errors import InvalidRequest
+from epdserve.services.observability.certificate import watch_certificate
 from epdserve.services.observability.metrics import new_registry
 from epdserve.services.pool.registry import Registry
 from epdserve.services.pool.view import ClusterView
@@ -197,6 +198,8 @@ async def serve(config: RouterConfig, listener: socket.socket | None = None) -> 
             registry.register(ClusterCollector(cluster))
             app = create_app(config, cluster, metrics=RouterMetrics(registry))
             GateCollector(app.state.parts.gate, registry)
+            if config.tenancy.tls_cert_file is not None:
+                watch_certificate(config.tenancy.tls_cert_file, registry)
             # What is loaded by now stays for ever: collections need not walk it, and pause streams less
             gc.collect()
             gc.freeze()

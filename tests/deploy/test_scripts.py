@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-SCRIPTS = ("deploy/up.sh", "deploy/test.sh", "deploy/environment.sh", ".ci/run")
+SCRIPTS = ("deploy/up.sh", "deploy/test.sh", "deploy/environment.sh", "deploy/tools.sh", ".ci/run")
 
 
 def bash(program: str, *, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
