@@ -70,7 +70,7 @@ async def everybody_comes(router: LiveRouter) -> None:
         for first in range(0, TENANTS, 50):
             some = range(first, first + 50)
             answers |= set(await asyncio.gather(*(chat(client, number) for number in some)))
-            answers |= set(await asyncio.gather(*(scan(client, number) for number in some)))
+            answers |= set(await asyncio.gather(*(scan(client, number) for number in some[::4])))
             before = before or await series(client)
         assert 200 in answers
         assert answers & {401, 404, 405}
