@@ -113,7 +113,7 @@ class _Chat:
     def ask(self, message: str) -> None:
         """Send one user message, and where someone types, the results of the tools that are called."""
         before = len(self._history)
-        turn = self._answered([{"role": "user", "content": message}])
+        turn = self._answered([{"role": "user", "content": typed(message)}])
         try:
             while turn.calls and sys.stdin.isatty():
                 turn = self._answered([self._result(call) for call in turn.calls.listed()])
@@ -122,7 +122,7 @@ class _Chat:
 
     def _result(self, call: dict[str, Any]) -> dict[str, Any]:
         result = self._console.input(f"[bold cyan]result of {call['function']['name']}[/] ")
-        return {"role": "tool", "tool_call_id": call["id"], "content": result}
+        return {"role": "tool", "tool_call_id": call["id"], "content": typed(result)}
 
     def _answered(self, messages: list[dict[str, Any]]) -> Turn:
         """The answer to these; on any failure the history is as it was before."""
@@ -156,7 +156,7 @@ class _Chat:
 
     def _start_over(self) -> None:
         system = self._options.system
-        self._history = [{"role": "system", "content": system}] if system else []
+        self._history = [{"role": "system", "content": typed(system)}] if system else []
 
     def _first_model(self) -> str:
         try:
@@ -217,6 +217,11 @@ class _Chat:
         pieces.append(text)
         style = "italic dim" if pieces is turn.reasoning else None
         self._console.print(text, end="", style=style, markup=False)
+
+
+def typed(text: str) -> str:
+    """What was typed, with U+FFFD for bytes that are no UTF-8: Python reads them as lone surrogates."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -97,6 +97,16 @@ def test_the_message_may_come_from_standard_input(
     assert capsys.readouterr().out
 
 
+def test_bytes_that_are_no_utf8_do_not_end_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["a\udcffb", "c", "/quit"])  # as Python reads the byte 0xff
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda *_: next(lines))
+    with server(ANSWER) as (url, asked):
+        chat.run(options(url, system="\udcfe"), None)
+    texts = [message["content"] for message in asked[-1]["messages"] if message["role"] != "assistant"]
+    assert texts == ["\ufffd", "a\ufffdb", "c"]
+
+
 def test_a_refusal_shows_the_server_s_own_words() -> None:
     with (
         server([], status=400) as (url, _),
