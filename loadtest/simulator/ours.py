@@ -58,11 +58,11 @@ class Ours:
         "decode_crowd": 1.0,
         "slack_per_s": 0.2,
         "ttft_margin": 1.0,
-        "tpot_margin": 0.95,
+        "tpot_margin": 0.97,
         "passing": 0.5,
         "own_gain": 30.0,
         "wait_gain": 1.5,
-        "tpot_gain": 0.1,
+        "tpot_gain": 0.02,
     }
     choices: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "prefill_crowd": (0.3, 1.0, 3.0),

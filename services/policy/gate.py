@@ -64,8 +64,10 @@ class GateSettings:
         ttft_margin, tpot_margin: A target counts as missed from this multiple of it on; above 1 for expectations that
             err on the dark side.
         fair_slack: What a tenant may have had beyond its share before it counts, as a share of it.
-        own_gain, wait_gain, tpot_gain: How much dearer its prompts' own time, the queue in front of them and their
-            tokens are for each share that it has had beyond that; 0 = shares do not count.
+        own_gain, wait_gain: How much dearer its prompts' own time and the queue in front of them are for each share
+            that it has had beyond that; 0 = shares do not count.
+        tpot_gain: How much dearer its tokens are, for the square of it: a little above a share costs next to nothing,
+            a multiple of it everything.
         calm: Where others hold up no more than this share of a target, shares do not count either.
         longest_retry_s: Nobody is sent away for longer.
     """
@@ -75,7 +77,7 @@ class GateSettings:
     fair_slack: float = FAIR_SLACK
     own_gain: float = 30.0
     wait_gain: float = 1.5
-    tpot_gain: float = 0.1
+    tpot_gain: float = 0.02
     calm: float = 0.1
     longest_retry_s: float = 60.0
 
@@ -142,7 +144,7 @@ def _dearer(
     over = max(0.0, excess - settings.fair_slack)
     waits = ttft_share - alone_share
     ttft_share = waits * (1 + settings.wait_gain * over) + alone_share * (1 + settings.own_gain * over)
-    return ttft_share, tpot_share * (1 + settings.tpot_gain * over)
+    return ttft_share, tpot_share * (1 + settings.tpot_gain * over * over)
 
 
 def lowering_pays(
