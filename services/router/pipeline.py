@@ -14,19 +14,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
 from epdserve.services.errors import (
-    Cancelled,
-    DeadlineExceeded,
     Draining,
     Internal,
     LeaseLost,
     ServiceError,
-    Unauthenticated,
     Unavailable,
     WorkerLost,
 )
 from epdserve.services.policy.forecast import LengthForecast
+from epdserve.services.router.attempts import (
+    attempt_id,
+    heed_cancellation,
+    named,
+    prefilled_tokens,
+    remaining_s,
+)
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.image_calls import ImageCalls
@@ -128,7 +131,7 @@ class Pipeline:
                             loop.call_soon(self._learn, request, chunk, len(emitted), decoded_s)
                 return
             except Unavailable as error:
-                _heed_cancellation()
+                heed_cancellation()
                 self._note_loss(error, route, bool(emitted), lost, trail)
             if len(emitted) >= request.sampling.max_tokens:
                 # The last token came and its finish reason died with the worker
@@ -148,7 +151,7 @@ class Pipeline:
             try:
                 result = await self._prefill(route, request.tokens, request, trail, forecast)
             except Unavailable as error:
-                _heed_cancellation()
+                heed_cancellation()
                 self._note_loss(error, route, False, lost, trail)
                 continue
             return [Start(route, handle) for handle in result.handles]
@@ -168,7 +171,7 @@ class Pipeline:
         while True:
             try:
                 route = await self._placer.place(
-                    _prefilled_tokens(request, emitted),
+                    prefilled_tokens(request, emitted),
                     tenant_key=request.tenant_key,
                     forecast=forecast,
                     request_id=request.request_id,
@@ -229,14 +232,14 @@ class Pipeline:
 
         Both workers count the request from the start: it is coming to them.
         """
-        tokens = _prefilled_tokens(request, emitted)
+        tokens = prefilled_tokens(request, emitted)
         expected = forecast.mean
         with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
             if handle is None:
                 alone = request if request.n == 1 else replace(request, n=1)
                 handle = (await self._prefill(route, tokens, alone, trail, forecast)).handle
             job = DecodeJob(
-                _attempt_id(request, trail),
+                attempt_id(request, trail),
                 request.tokens,
                 request.tenant_key,
                 request.exact,
@@ -245,7 +248,7 @@ class Pipeline:
                 token_ids(emitted),
                 request.trace,
                 request.grammar,
-                _remaining_s(request.deadline_at),
+                remaining_s(request.deadline_at),
                 request.keep_tail,
                 request.placed_images,
                 self._schedule(request, forecast),
@@ -265,7 +268,7 @@ class Pipeline:
     ) -> PrefillResult:
         worker = route.prefill.worker
         job = PrefillJob(
-            _attempt_id(request, trail),
+            attempt_id(request, trail),
             tokens,
             request.tenant_key,
             request.exact,
@@ -285,14 +288,14 @@ class Pipeline:
             except ServiceError as error:
                 if error.worker in (None, worker):
                     self._note_failure(error, worker)
-                raise _named(error, worker) from error
+                raise named(error, worker) from error
         self._placer.estimates.prefilled(worker, result, expected_hit_tokens=route.hit_tokens)
         trail.prefill = trail.prefill or result
         trail.prefilled_at = trail.prefilled_at or now()
         return result
 
     async def _prefilled(self, worker: str, job: PrefillJob, request: GenerateRequest) -> PrefillResult:
-        timeout_s = _remaining_s(request.deadline_at)
+        timeout_s = remaining_s(request.deadline_at)
         prefill = self._cluster.prefill(worker, job, timeout_s=timeout_s)
         if not job.images:
             return await prefill
@@ -309,7 +312,7 @@ class Pipeline:
         worker = route.decode.worker
         pulled = False
         try:
-            stream = self._cluster.decode(worker, job, timeout_s=_remaining_s(deadline_at))
+            stream = self._cluster.decode(worker, job, timeout_s=remaining_s(deadline_at))
             async with aclosing(stream):
                 with StallGuard(self._limits.decode_stall_s) as guard:
                     while True:
@@ -334,7 +337,7 @@ class Pipeline:
             raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
         except ServiceError as error:
             self._note_failure(error, worker)
-            raise _named(error, worker) from error
+            raise named(error, worker) from error
         finally:
             if not pulled:
                 await self.give_back(job.handle)
@@ -361,42 +364,3 @@ class Pipeline:
             await self._cluster.release(handle, timeout_s=self._limits.release_timeout_s)
         except ServiceError:
             return
-
-
-def _prefilled_tokens(request: GenerateRequest, emitted: list[int]) -> TokenIds:
-    """What a prefill covers: after a death the delivered tokens too, unless decoding must run them again."""
-    if not emitted or request.deterministic:
-        return request.tokens
-    return token_ids(np.concatenate([request.tokens, np.array(emitted, dtype="<i4")]))
-
-
-def _attempt_id(request: GenerateRequest, trail: Trail) -> str:
-    """Workers take every id once in their lives, and a request may come to one twice."""
-    return f"{request.request_id}.{trail.retries + trail.resumes + trail.handovers}"
-
-
-def _heed_cancellation() -> None:
-    """A call that fails as it is cancelled tells its failure; whoever cancelled must not get a retry for it."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
-def _remaining_s(deadline_at: float) -> float:
-    remaining_s = deadline_at - asyncio.get_running_loop().time()
-    if remaining_s <= 0:
-        raise DeadlineExceeded("the deadline of the request passed")
-    return remaining_s
-
-
-def _named(error: ServiceError, worker: str) -> ServiceError:
-    """The error as the client may hear it, with the worker that sent it unless it names another one itself."""
-    name = error.worker or worker
-    if isinstance(error, Cancelled):
-        # Not our doing, or it would not be heard here: the worker wants to be rid of the request
-        return Unavailable(f"{name} gave the request up", worker=name)
-    if isinstance(error, (Internal, Unauthenticated)):
-        # What went wrong between us and a worker is a matter of logs
-        return Internal(f"{name} failed", worker=name)
-    error.worker = name
-    return error
