@@ -100,13 +100,13 @@ def test_a_model_that_was_named_must_be_there(tmp_path: Path) -> None:
 def test_too_little_memory_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epdserve.services.cli.checks.MIN_MEMORY_BYTES", 1 << 60)
     with pytest.raises(CommandError, match=r"memory: .* available; free some"):
-        up.run(options(tmp_path))
+        up.run(options(tmp_path, model=tmp_path / "absent"))
 
 
 def test_a_missing_package_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epdserve.services.cli.checks.NEEDED_PACKAGES", ("no-such-package",))
     with pytest.raises(CommandError, match=r"^no-such-package: not installed; pip install .*$"):
-        up.run(options(tmp_path))
+        up.run(options(tmp_path, model=tmp_path / "absent"))
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
