@@ -11,7 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-MODULES: Final = ("norm.rms",)
+MODULES: Final = (
+    "norm.rms",
+    "rope.rotate",
+    "cache_ops.rows",
+    "cache_ops.pack",
+    "compress.pool",
+    "engram.hash",
+    "engram.gate",
+    "mhc.streams",
+    "mhc.coefficients",
+    "sampling.draw",
+    "sampling.verify",
+)
 # Sizes of the released model, for signatures and formulas (spec/backbone.md 1.1)
 HIDDEN: Final = 5120
 COPIES: Final = 4  # residual streams

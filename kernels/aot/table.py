@@ -56,7 +56,7 @@ def _roofline_rows(entries: Sequence[Entry]) -> Iterator[str]:
     yield "|---" * (5 + len(DEVICES)) + "|"
     for entry in entries:
         for work in entry.work:
-            times = [f"{device.roofline_us(work):.1f}" for device in DEVICES]
+            times = [f"{device.roofline_us(work):.2f}" for device in DEVICES]
             first = DEVICES[0]
             memory = work.bytes_moved / first.bytes_per_s >= work.flops / first.flops[work.rate]
             yield (

@@ -1,14 +1,17 @@
-"""Single-pass hyper-connections: coefficients, collapse, expand."""
+"""Single-pass hyper-connections: coefficients, collapse, expand, and all three in one pass."""
 
+from epdserve.kernels.dispatch import on_device
 from epdserve.kernels.mhc import reference as _reference
 
+advance = on_device(_reference.advance_ref, "mhc.streams:advance")
 coefficients_from_mixes = _reference.coefficients_from_mixes_ref
-collapse = _reference.collapse_ref
-expand = _reference.expand_ref
-hyper_coefficients = _reference.hyper_coefficients_ref
+collapse = on_device(_reference.collapse_ref, "mhc.streams:collapse")
+expand = on_device(_reference.expand_ref, "mhc.streams:expand")
+hyper_coefficients = on_device(_reference.hyper_coefficients_ref, "mhc.streams:hyper_coefficients")
 sinkhorn = _reference.sinkhorn_ref
 
 __all__ = [
+    "advance",
     "coefficients_from_mixes",
     "collapse",
     "expand",

@@ -103,3 +103,32 @@ def expand_ref(streams_TnD: Tensor, out_TD: Tensor, post_Tn: Tensor, comb_Tnn: T
     """New streams (T, n, D): ``post[j] * out + sum_i comb[i, j] * streams[i]``; float32 inside, dtype kept."""
     kept = torch.bmm(comb_Tnn.transpose(1, 2), streams_TnD.float())
     return (post_Tn.unsqueeze(-1) * out_TD.unsqueeze(1)).add_(kept).to(streams_TnD.dtype)
+
+
+def advance_ref(
+    streams_TnD: Tensor,
+    out_TD: Tensor,
+    post_Tn: Tensor,
+    comb_Tnn: Tensor,
+    pre_Tn: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    iters: int,
+    hc_eps: float,
+    norm_eps: float = 1e-20,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """From one sub-block to the next (spec/backbone.md 2.4): update the streams, collapse them, predict from them.
+
+    Args:
+        streams_TnD: (T, n, D) before the update by the last sub-block.
+        out_TD: (T, D) its output; ``post_Tn`` and ``comb_Tnn`` are the coefficients it predicted.
+        pre_Tn: (T, n) what it predicted for the next collapse.
+        fn, scale, base, iters, hc_eps, norm_eps: As ``hyper_coefficients``, of the next sub-block.
+
+    Returns:
+        The new streams; the next sub-block's input (T, D); its (pre, post, comb).
+    """
+    new_TnD = expand_ref(streams_TnD, out_TD, post_Tn, comb_Tnn)
+    coefficients = hyper_coefficients_ref(new_TnD, fn, scale, base, iters, hc_eps, norm_eps)
+    return new_TnD, collapse_ref(new_TnD, pre_Tn), coefficients

@@ -16,6 +16,7 @@ from epdserve.kernels.launch import (
     check_tensor,
     next_power_of_2,
 )
+from epdserve.kernels.quant.codes import narrow
 from torch import Tensor
 
 _MAX_CHANNELS: Final = 16_384
@@ -39,7 +40,7 @@ def rms_norm_kernel(
     weight = tl.load(weight_ptr + channel, mask=mask, other=0.0).to(tl.float32)
     mean = tl.div_rn(tl.sum(x * x, axis=0), D * 1.0)
     rate = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    tl.store(out_ptr + row * D + channel, (x * rate * weight).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + row * D + channel, narrow(x * rate * weight, out_ptr.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

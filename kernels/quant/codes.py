@@ -20,7 +20,7 @@ _NAN = tl.constexpr(0x7FC00000)
 _TO_FP8_SCALE = tl.constexpr(0x7FFFFF - 0x600000 - (8 << 23))  # largest 448 = 1.75 * 2**8
 _TO_FP4_SCALE = tl.constexpr(0x7FFFFF - 0x400000 - (2 << 23))  # largest 6 = 1.5 * 2**2
 _FLOOR_FP8 = tl.constexpr(0x38D1B717)  # bits of 1e-4
-_FLOOR_FP4_E8M0 = tl.constexpr(0x02400000)  # 6 * 2**-126
+_FLOOR_FP4_E8M0 = tl.constexpr(0x01C00000)  # 6 * 2**-126
 _FLOOR_FP4_E4M3 = tl.constexpr(0x3C400000)  # 6 * 2**-9
 
 
@@ -28,6 +28,18 @@ _FLOOR_FP4_E4M3 = tl.constexpr(0x3C400000)  # 6 * 2**-9
 def magnitude_bits(x: tl.tensor) -> tl.tensor:
     """Bits of |x|. They order as the values do, infinity above all numbers and NaN above infinity."""
     return x.to(tl.int32, bitcast=True) & _ABS
+
+
+@triton.jit
+def narrow(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """Float32 as TYPE, rounded to nearest even; NaN as bfloat16 is positive and quiet."""
+    if tl.bfloat16 == TYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), _NAN)
+        narrowed = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        narrowed = x.to(TYPE)
+    return narrowed
 
 
 @triton.jit
@@ -81,6 +93,12 @@ def e8m0_value(code: tl.tensor) -> tl.tensor:
     """Float32 of a UE8M0 code: 2**(code - 127), NaN for 255."""
     bits = tl.where(code == 0, 0x00400000, code << 23)
     return tl.where(code == 255, _NAN, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def inverse_of_power(scale_bits: tl.tensor) -> tl.tensor:
+    """Reciprocal of a power of two given as bits, 2**-126 .. 2**126: multiplying by it divides and does not round."""
+    return (0x7F000000 - scale_bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -64,6 +64,11 @@ def apply_rope_inverse_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _rotate(x, cos, -sin)
 
 
+def apply_rope_in_place_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``apply_rope`` that changes ``x`` and returns it."""
+    return x.copy_(_rotate(x, cos, sin))
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rotary = 2 * cos.shape[-1]
     if rotary > x.shape[-1]:

@@ -111,6 +111,28 @@ def _pick_filtered(
         width = vocabulary
 
 
+def filtered_mass_ref(
+    logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor
+) -> Tensor:
+    """Mass of each token relative to the best one, (R, V) float32; 0 where the filters of ``sample`` drop it.
+
+    A row of temperature 0 keeps its best token alone.
+    """
+    best, greedy = logits_RV.max(dim=1, keepdim=True)
+    heat = temperature_R.float().where(temperature_R > 0, 1.0).unsqueeze(1)
+    mass, token = _heaviest(((logits_RV.float() - best) / heat).exp_(), logits_RV.shape[1])
+    rank = torch.arange(mass.shape[1], device=mass.device)
+    top_k = torch.where(top_k_R > 0, top_k_R, mass.shape[1]).unsqueeze(1)
+    mass = mass.masked_fill(rank >= top_k, 0.0)
+    running = mass.cumsum(1, dtype=torch.float64)
+    wanted = top_p_R.double().unsqueeze(1) * running[:, -1:]
+    drop = ((running - mass) >= wanted) & (top_p_R < 1).unsqueeze(1) | (mass < min_p_R.double().unsqueeze(1))
+    drop[:, 0] = False
+    kept = torch.zeros_like(mass).scatter_(1, token, mass.masked_fill(drop, 0.0))
+    one_hot = torch.zeros_like(mass).scatter_(1, greedy, 1.0)
+    return torch.where((temperature_R > 0).unsqueeze(1), kept, one_hot)
+
+
 def _heaviest(mass_RV: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Mass and token, each (R, width), of the heaviest tokens in descending order; ties: lower index first.
 

@@ -5,6 +5,7 @@ Ahead-of-time compilation needs the opposite and therefore runs in a process of 
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,5 +19,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 @pytest.fixture(autouse=True)
 def quiet_arithmetic() -> Iterator[None]:
     """The interpreter computes with numpy, which warns of infinities and NaN; a GPU does not."""
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)
         yield

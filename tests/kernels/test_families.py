@@ -7,7 +7,7 @@ import pytest
 
 FAMILIES = {
     "attention": ["sink_attention"],
-    "cache_ops": ["gather_rows", "scatter_rows"],
+    "cache_ops": ["gather_rows", "scatter_rows", "write_index_k", "write_main_kv", "write_window_kv"],
     "checksum": [
         "HOST_CHECKSUM_KERNEL",
         "HostChecksum",
@@ -17,11 +17,18 @@ FAMILIES = {
         "page_checksums_host",
         "page_checksums_numpy",
     ],
-    "compress": ["pool_pairs"],
+    "compress": ["pool_entries", "pool_pairs"],
     "engram": ["engram_gate", "ngram_rows"],
     "indexer": ["candidate_mask", "score_entries", "top_entries"],
     "linear": ["grouped_linear", "linear"],
-    "mhc": ["coefficients_from_mixes", "collapse", "expand", "hyper_coefficients", "sinkhorn"],
+    "mhc": [
+        "advance",
+        "coefficients_from_mixes",
+        "collapse",
+        "expand",
+        "hyper_coefficients",
+        "sinkhorn",
+    ],
     "moe": ["route", "swiglu"],
     "norm": ["rms_norm"],
     "quant": [
@@ -42,8 +49,25 @@ FAMILIES = {
         "round_fp4_e8m0",
         "round_fp8",
     ],
-    "rope": ["YarnScaling", "apply_rope", "apply_rope_inverse", "rope_frequencies", "rotations"],
-    "sampling": ["add_bias", "forbid", "log_probs", "penalize", "sample", "top_log_probs"],
+    "rope": [
+        "YarnScaling",
+        "apply_rope",
+        "apply_rope_in_place",
+        "apply_rope_inverse",
+        "rope_frequencies",
+        "rotations",
+    ],
+    "sampling": [
+        "accept_greedy",
+        "add_bias",
+        "filtered_probs",
+        "forbid",
+        "log_probs",
+        "penalize",
+        "sample",
+        "top_log_probs",
+        "verify_drafts",
+    ],
 }
 
 DISPATCHED = {"checksum"}  # families with a dispatch.py
