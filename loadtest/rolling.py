@@ -111,7 +111,7 @@ class Rolling:
         self._over = False
         self.report = Report()
 
-    async def run(self, *, restarts: int, clients: int) -> Report:
+    async def run(self, *, restarts: int, clients: int, within_s: float = 3600.0) -> Report:
         """Record the reference, restart so often under load, and see what is left.
 
         Raises:
@@ -125,7 +125,7 @@ class Rolling:
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
                 group.create_task(self._ask_on(random.Random(f"{number}/{self._dice.random()}")))
-            await self._restart_all(restarts)
+            await self._restart_all(restarts, time.monotonic() + within_s)
             self._over = True
         self.report.left_over = await held_in_the_end(self._state_file, within_s=_EMPTY_S)
         return self.report
@@ -151,11 +151,13 @@ class Rolling:
             if outcome.text != self._reference[number]:
                 report.wrong.append(f"{outcome.text!r} instead of {self._reference[number]!r}")
 
-    async def _restart_all(self, restarts: int) -> None:
+    async def _restart_all(self, restarts: int, until: float) -> None:
         names = [name for name in sorted(processes(self._state_file)) if name not in _NEVER]
         for number in range(restarts):
             name = names[number % len(names)]
             began = time.monotonic()
+            if began > until:
+                return
             if not await self._restart(name):
                 self.report.not_back.append(name)
                 return
@@ -223,6 +225,7 @@ async def conversations(
 def main(
     restarts: Annotated[int, typer.Option(min=1, help="How many, all roles by turns.")] = 100,
     clients: Annotated[int, typer.Option(min=1, help="How many ask at a time.")] = 4,
+    minutes: Annotated[float, typer.Option(min=0.1, help="No further restart after so long.")] = 60.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 48,
     seed: Annotated[int, typer.Option(help="Same seed, same questions.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write what was seen here.")] = None,
@@ -235,7 +238,7 @@ def main(
         with running_server(folder / "state", "--config", str(folder / "pools.toml"), threads=1) as server:
             bodies = asyncio.run(conversations(server, 4, seed=seed, max_tokens=max_tokens))
             rolling = Rolling(folder / "state" / "state.json", server["url"], bodies, seed=seed)
-            report = asyncio.run(rolling.run(restarts=restarts, clients=clients))
+            report = asyncio.run(rolling.run(restarts=restarts, clients=clients, within_s=60 * minutes))
     problems = report.problems()
     for line in [*report.rows(), *(f"NOT FINE: {problem}" for problem in problems)]:
         print(line)
