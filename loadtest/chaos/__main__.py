@@ -50,7 +50,8 @@ def perform(plan: Plan, folder: Path, model_dir: Path) -> Run:
             small = exits.enter_context(small_drive(folder / "drive-1", nbytes=_DRIVE_BYTES))
             drives = (folder / "drive-0", small)
         cluster = Cluster(plan, folder, model_dir, network, drives)
-        return asyncio.run(carry_out(plan, cluster, lambda line: print(line, file=sys.stderr, flush=True)))
+        run = asyncio.run(carry_out(plan, cluster, lambda line: print(line, file=sys.stderr, flush=True)))
+    return run
 
 
 def demo_model(folder: Path) -> Path:

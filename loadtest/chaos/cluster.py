@@ -56,8 +56,8 @@ class Process:
                 env={**os.environ, **self.env},
             )
 
-    def signal(self, number: signal.Signals) -> None:
-        """To the process; nothing if it has just ended."""
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the process; nothing if it has just ended."""
         if self.running is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.running.send_signal(number)
@@ -124,8 +124,8 @@ class Cluster:
             self._watching.cancel()
             await asyncio.wait([self._watching])
         for process in self.processes.values():
-            process.signal(signal.SIGCONT)
-            process.signal(signal.SIGTERM)
+            process.send(signal.SIGCONT)
+            process.send(signal.SIGTERM)
         give_up_at = time.monotonic() + STOP_S
         for process in self.processes.values():
             await asyncio.to_thread(_end, process, max(0.1, give_up_at - time.monotonic()))

@@ -155,14 +155,14 @@ class Drive:
         cluster = self._cluster
         match fault.what:
             case What.KILL:
-                cluster.processes[fault.target].signal(signal.SIGKILL)
+                cluster.processes[fault.target].send(signal.SIGKILL)
             case What.TERMINATE:
-                cluster.processes[fault.target].signal(signal.SIGTERM)
+                cluster.processes[fault.target].send(signal.SIGTERM)
             case What.STOP:
                 process = cluster.processes[fault.target]
-                process.signal(signal.SIGSTOP)
+                process.send(signal.SIGSTOP)
                 await asyncio.sleep(fault.lasts_s)
-                process.signal(signal.SIGCONT)
+                process.send(signal.SIGCONT)
             case What.REDIS:
                 await asyncio.to_thread(cluster.stop_registry)
                 await asyncio.sleep(fault.lasts_s)
