@@ -1,4 +1,5 @@
-"""Chooses by device: Triton for tensors on a GPU, the reference for all others. The only place that does.
+"""Chooses by device: Triton for tensors on a GPU; for all others the reference, or native code that stands in for it
+(``host/``). The only place that does.
 
 A family's ``__init__.py`` exports ``on_device(reference, "<module>:<launcher>")``. The module with the kernel is
 imported at the first call that needs it, so nothing here needs Triton where there is no GPU.
@@ -29,17 +30,39 @@ def on_device(reference: Callable[_P, _R], launcher: str) -> Callable[_P, _R]:
         A function with the reference's signature; ``inspect.unwrap`` gives the reference, ``launcher`` the name.
     """
     launched: list[Callable[_P, _R]] = []
+    hosted: list[Callable[_P, _R]] = []
 
     @wraps(reference)
     def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not cast(Tensor, args[0]).is_cuda:
-            return reference(*args, **kwargs)
+            if not hosted:
+                hosted.append(stand_in(reference))
+            return hosted[0](*args, **kwargs)
         if not launched:
             launched.append(cast(Callable[_P, _R], load_launcher(launcher)))
         return launched[0](*args, **kwargs)
 
     choose.launcher = launcher  # type: ignore[attr-defined]
     return choose
+
+
+def on_host(reference: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``reference``, or native code that stands in for it, on any device; for functions without a launcher."""
+    hosted: list[Callable[_P, _R]] = []
+
+    @wraps(reference)
+    def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not hosted:
+            hosted.append(stand_in(reference))
+        return hosted[0](*args, **kwargs)
+
+    return choose
+
+
+def stand_in(reference: Callable[_P, _R]) -> Callable[_P, _R]:
+    """What is called for tensors in host memory; the reference where nothing native was built."""
+    rows = importlib.import_module("epdserve.kernels.host.rows")
+    return cast(Callable[_P, _R], rows.STAND_INS.get(reference, reference))
 
 
 def load_launcher(launcher: str) -> Callable[..., object]:

@@ -99,8 +99,7 @@ class WindowPlan:
     index_TW: torch.Tensor
     valid_TW: torch.Tensor
     write_rows_N: torch.Tensor
-    write_slots_N: torch.Tensor
-    write_ring_N: torch.Tensor
+    write_places_N: torch.Tensor  # ring rows of all slots, one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +293,9 @@ class _Builder:
             index_TW=self._tensor(np.where(valid_TW, index_TW, 0)),
             valid_TW=self._tensor(valid_TW),
             write_rows_N=self._tensor(write_N),
-            write_slots_N=self._tensor(self.slot_S[key_segment_K[write_N]]),
-            write_ring_N=self._tensor(self.position_T[keys_K[write_N]] % window),
+            write_places_N=self._tensor(
+                self.slot_S[key_segment_K[write_N]] * window + self.position_T[keys_K[write_N]] % window
+            ),
         )
 
     def _entries(self, ratio: int, table_SP: IntArray) -> EntryPlan:

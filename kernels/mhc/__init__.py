@@ -1,10 +1,10 @@
 """Single-pass hyper-connections: coefficients, collapse, expand, and all three in one pass."""
 
-from epdserve.kernels.dispatch import on_device
+from epdserve.kernels.dispatch import on_device, on_host
 from epdserve.kernels.mhc import reference as _reference
 
 advance = on_device(_reference.advance_ref, "mhc.streams:advance")
-coefficients_from_mixes = _reference.coefficients_from_mixes_ref
+coefficients_from_mixes = on_host(_reference.coefficients_from_mixes_ref)
 collapse = on_device(_reference.collapse_ref, "mhc.streams:collapse")
 expand = on_device(_reference.expand_ref, "mhc.streams:expand")
 hyper_coefficients = on_device(_reference.hyper_coefficients_ref, "mhc.streams:hyper_coefficients")

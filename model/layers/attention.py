@@ -58,9 +58,9 @@ class Attention:
         kv_TD = apply_rope(kv_TD, *self._rotation(rows))
         new_rows, new_values = context.codec.encode_window(kv_TD)
         windows = context.pools.windows[self.spec.index]
-        ring_SRB = windows[context.batch.slots_S]
+        ring_SRB = windows.index_select(0, context.batch.slots_S)
         keys = torch.cat([context.codec.decode_window(ring_SRB).flatten(0, 1), new_values])
-        windows[plan.write_slots_N, plan.write_ring_N] = new_rows[plan.write_rows_N]
+        windows.flatten(0, 1).index_copy_(0, plan.write_places_N, new_rows.index_select(0, plan.write_rows_N))
         return keys
 
     def attend(
@@ -75,7 +75,7 @@ class Attention:
         qr = rms_norm(self.wq_a(x_TD), self.q_norm, self.eps)
         cos, sin = self._rotation(rows)
         q_THD = apply_rope(self.wq_b(qr).unflatten(-1, (self.heads, self.head_dim)), cos, sin)
-        kv_TND = keys_KD[plan.index_TW]
+        kv_TND = keys_KD.index_select(0, plan.index_TW.flatten()).view(*plan.index_TW.shape, -1)
         valid_TN = plan.valid_TW
         if self.spec.ratio:
             if self.indexer is not None:

@@ -27,6 +27,7 @@ class MoE:
         self.dtype, self.rounds = precision.activation_dtype, precision.quantizes_activations
         self.gate_EK = weights[prefix + "gate.weight"].float()
         self.bias_E, self.bias_vl_E = weights[prefix + "gate.bias"], weights[prefix + "gate.bias_vl"]
+        self.experts_E = torch.arange(len(self.gate_EK), device=self.gate_EK.device)
         # Gate and up are one product: (E, 2 * inter, hidden).
         self.w13_ENK = torch.cat([weights[prefix + "experts.w1"], weights[prefix + "experts.w3"]], dim=1)
         self.w2_EKN = weights[prefix + "experts.w2"]
@@ -49,19 +50,22 @@ class MoE:
         """Rows lie as (place within the expert, expert), so that all experts are one grouped product."""
         num_experts, top_k = len(self.w13_ENK), self.top_k
         expert_P = experts_Tk.flatten()
-        seen_PE = torch.nn.functional.one_hot(expert_P, num_experts).cumsum(0)
-        place_P = seen_PE.gather(1, expert_P[:, None]).flatten() - 1
-        where = place_P, expert_P
+        seen_PE = (expert_P[:, None] == self.experts_E).cumsum(0)
+        where_P = (seen_PE.gather(1, expert_P[:, None]).flatten() - 1) * num_experts + expert_P
         capacity = int(seen_PE[-1].max())
         x = (round_fp8(x_TD) if self.rounds else x_TD).float()
-        x_CED = x.new_zeros(capacity, num_experts, x.shape[1])
-        x_CED[where] = x.repeat_interleave(top_k, dim=0)
-        weight_CE1 = x.new_zeros(capacity, num_experts, 1)
-        weight_CE1[where] = weights_Tk.flatten()[:, None]
+        x_CED = x.new_zeros(capacity * num_experts, x.shape[1])
+        x_CED = x_CED.index_copy_(0, where_P, x.repeat_interleave(top_k, dim=0)).view(
+            capacity, num_experts, -1
+        )
+        weight_CE1 = x.new_zeros(capacity * num_experts).index_copy_(0, where_P, weights_Tk.flatten())
+        weight_CE1 = weight_CE1.view(capacity, num_experts, 1)
         gate, up = grouped_linear(x_CED, self.w13_ENK).to(self.dtype).float().chunk(2, dim=-1)
         # The routing weight comes before w2, so that it takes part in the second rounding (spec/backbone 6).
         hidden = (swiglu(gate, up, self.limit) * weight_CE1).to(self.dtype)
         hidden = round_fp8(hidden) if self.rounds else hidden
         out_CED = grouped_linear(hidden.float(), self.w2_EKN).to(self.dtype).float()
-        routed_TD: torch.Tensor = out_CED[where].unflatten(0, (-1, top_k)).sum(dim=1)
+        routed_TD: torch.Tensor = (
+            out_CED.flatten(0, 1).index_select(0, where_P).view(-1, top_k, x.shape[1]).sum(1)
+        )
         return routed_TD

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from epdserve import kernels, model
+from epdserve.kernels.host.rows import native
 
 _UNUSED = frozenset({"demo", "vision", "checksum"})  # rooms that no row of the backbone comes through
 _CPU_FACTS = Path("/proc/cpuinfo")
@@ -40,7 +41,8 @@ def _device(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"{torch.cuda.get_device_name(device)} {major}.{minor}, CUDA {torch.version.cuda}"
-    return f"{device.type} {platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    host = "native rows" if native is not None else "plain rows"
+    return f"{device.type}, {host}, {platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _processor() -> str:

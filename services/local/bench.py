@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from epdserve.model.costs import Rows, flop, read_weights
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.local.config import LocalSettings
 from epdserve.services.local.engine import LocalEngine
@@ -22,6 +23,8 @@ class DecodeRate:
     new_tokens: int
     seconds: float
     tokens_per_s: float
+    step_bytes: int  # float32 weights that a step reads, each once
+    step_flop: int  # products of a step (model/costs.py)
 
 
 def decode_rate(
@@ -44,7 +47,17 @@ def decode_rate(
     engine.generate(prompts, sampling, on_tokens=lambda index, _: times[index].append(time.monotonic()))
     began, ended = max(each[0] for each in times), min(each[-1] for each in times)
     tokens = sum(began < moment <= ended for each in times for moment in each)
-    return DecodeRate(batch, prompt_tokens, new_tokens, ended - began, tokens / (ended - began))
+    config = engine.decode_runner.backbone.config
+    rows = Rows(batch, batch, batch, prompt_tokens + new_tokens // 2, scores_all=True)
+    return DecodeRate(
+        batch,
+        prompt_tokens,
+        new_tokens,
+        ended - began,
+        tokens / (ended - began),
+        4 * read_weights(config),
+        sum(flop(config, rows).values()),
+    )
 
 
 def main() -> None:
