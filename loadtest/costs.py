@@ -214,9 +214,9 @@ def _decode_s(config: ModelConfig, layout: KVLayout, batch: int, context: int) -
 
 
 CHUNKS: Final = (
-    Chunk("prefill, first 2,048 of a longer prompt", 1, 2048, 2048, 0),
-    Chunk("prefill, last 2,048 of 8,192, decoder replay", 1, 2048, 8192, 128),
-    Chunk("prefill, last 2,048 of 8,192, every row", 1, 2048, 8192, 2048),
+    Chunk("prefill, the first 256 rows of a longer prompt", 1, 256, 256, 0),
+    Chunk("prefill, the last 256 of 8,192, decoder replay", 1, 256, 8192, 128),
+    Chunk("prefill, the last 256 of 8,192, every row", 1, 256, 8192, 256),
     Chunk("decode, batch 8, 4,096 tokens", 8, 1, 4096, 1),
     Chunk("decode, batch 8, 131,072 tokens", 8, 1, 131_072, 1),
 )
