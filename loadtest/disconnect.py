@@ -99,12 +99,11 @@ async def _until_empty(server: Mapping[str, Any], reader: httpx.AsyncClient) -> 
     waiting = pools.addresses(server)
     give_up_at = time.monotonic() + _GIVE_UP_S
     while waiting:
-        for worker, address in list(waiting.items()):
-            held = pools.busy(await pools.read(reader, address))
-            if not held:
-                del waiting[worker]
-            elif time.monotonic() > give_up_at:
-                raise RuntimeError(f"{worker} still holds {held}")
+        samples = await asyncio.gather(*(pools.read(reader, address) for address in waiting.values()))
+        held = dict(zip(waiting, map(pools.busy, samples), strict=True))
+        waiting = {worker: address for worker, address in waiting.items() if held[worker]}
+        if waiting and time.monotonic() > give_up_at:
+            raise RuntimeError(f"still held: {held}")
 
 
 def main(

@@ -7,6 +7,7 @@ UCX picks its transports when it is loaded, so each transport is measured in a r
 """
 
 import base64
+import functools
 import json
 import mmap
 import os
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final
@@ -60,6 +62,9 @@ def measure() -> Rows:
         yield Row(
             f"NIXL over TCP, {what}", there[key], "GB/s", there["socket"], "a socket pair, blocking", target
         )
+    bare = "NIXL alone, one request made beforehand"
+    yield Row("the same, contiguous, beside NIXL alone", there["contiguous"], "GB/s", there["bare"], bare)
+    yield Row("NIXL over TCP, 1 MiB a read", there["mebi"], "GB/s", there["bare"], bare)
 
 
 def _figures(shared: str, transports: str) -> dict[str, float]:
@@ -129,7 +134,7 @@ class _Reader:
         large = RegionDescriptor("mebis", address, _MEBI, mebis)
         self.transfer.register(MemoryRegion("mebis", self.target.ctypes.data, _MEBI, mebis))
         self.peer = self.transfer.connect(Endpoint(agent, base64.b64decode(metadata), (region, large)))
-        self.mebis = mebis
+        self.mebis, self.remote = mebis, address
         dice = np.random.default_rng(0)
         self.order = dice.permutation(_BLOCKS).tolist()
 
@@ -150,6 +155,24 @@ class _Reader:
     def mebi(self) -> None:
         for i in range(self.mebis):
             self.read([Copy("mebis", i, "mebis", i, _MEBI)])
+
+    def bare(self) -> None:
+        """The same bytes through NIXL without our layer: one request, posted again, polled without a pause."""
+        agent, request = self.transfer.native, self._bare_request()
+        give_up_at = time.monotonic() + _PATIENCE_S
+        state = agent.transfer(request)
+        while state == "PROC" and time.monotonic() < give_up_at:
+            state = agent.check_xfer_state(request)
+        if state != "DONE":
+            raise RuntimeError(f"bare read ended as {state}")
+
+    @functools.cache  # noqa: B019 - one reader a process
+    def _bare_request(self) -> Any:
+        agent, nbytes = self.transfer.native, self.mebis * _MEBI
+        here = np.array([[self.target.ctypes.data, nbytes, 0]], np.uint64)
+        there = np.array([[self.remote, nbytes, 0]], np.uint64)
+        local, remote = agent.get_xfer_descs(here, "DRAM"), agent.get_xfer_descs(there, "DRAM")
+        return agent.initialize_xfer("READ", local, remote, str(self.peer))
 
     def socket(self) -> None:
         """The same bytes through a blocking connection into the same memory."""
@@ -192,7 +215,9 @@ def read(shared: str) -> dict[str, float]:
     try:
         reader = _Reader(shared, source)
         kinds = ("contiguous", "scattered", "mebi")
-        floors = ("socket",) if os.environ.get("UCX_TLS") else tuple("memcpy_" + kind for kind in kinds)
+        floors = (
+            ("socket", "bare") if os.environ.get("UCX_TLS") else tuple("memcpy_" + kind for kind in kinds)
+        )
         works: dict[str, Callable[[], object]] = {key: getattr(reader, key) for key in (*kinds, *floors)}
         figures: dict[str, float] = {}
         seconds = times_s(*works.values(), rounds=_ROUNDS)

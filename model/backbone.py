@@ -1,5 +1,6 @@
 """The model as one object: load, forward, logits."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -84,13 +85,22 @@ class Backbone:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, pools: KVPools) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, pools: KVPools, *, unwanted: Callable[[], bool] | None = None
+    ) -> torch.Tensor:
         """Run one step: write KV of all rows into ``pools``.
+
+        Args:
+            unwanted: Asked before each layer whether nobody wants the result any more.
 
         Returns:
             (R, hidden) float32: exit vectors of the output rows, in batch order, before the final norm.
+
+        Raises:
+            ForwardStopped: ``unwanted`` said so; pages and slots of the batch hold anything.
         """
-        context = ForwardContext(batch, pools, entry_codec(pools.layout.entry_format), self.precision)
+        codec = entry_codec(pools.layout.entry_format)
+        context = ForwardContext(batch, pools, codec, self.precision, unwanted=unwanted)
         residual, cut_keys_KD = self.encoder.forward(context)
         return self.decoder.forward(residual, cut_keys_KD, context)
 

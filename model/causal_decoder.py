@@ -23,6 +23,7 @@ class CausalDecoder:
             residual = residual.rows(rows.rows_T)
         residual = self.cut_block.finish(residual, cut_keys_KD, rows, batch.cut_window, context)
         for block in self.blocks:
+            context.require_wanted()
             residual = block.forward(residual, rows, batch.decoder_window, context)
         out = residual.rows(batch.output_rows_R)
         return collapse(out.streams_TnD, out.carried_Tn).float()

@@ -30,6 +30,7 @@ class CausalEncoder:
         batch = context.batch
         residual = self._enter(batch)
         for block in self.blocks:
+            context.require_wanted()
             residual = block.forward(residual, batch.all_rows, batch.encoder_window, context)
         residual = self.cut_block.inject(residual, batch.all_rows, context)
         return residual, self.cut_block.write_kv(residual, batch.all_rows, batch.encoder_window, context)

@@ -8,6 +8,7 @@ ModelError
   TokenizerError     the tokenizer or the compressed token map cannot be used
   TailError          a tail record is not the promised one
   DemoModelError     the demo model cannot be written here
+  ForwardStopped     a step that nobody wants any more ended in its middle
   ImageError         bytes that are no image, or a damaged one
     ImageTooLarge    an image beyond a limit
 """
@@ -53,6 +54,10 @@ class DemoModelError(ModelError):
 
 class TailError(ModelError):
     """A tail record's bytes, identity, tokens or layout are not the expected ones."""
+
+
+class ForwardStopped(ModelError):  # noqa: N818 - not an error of anybody
+    """What the step has written so far is of no use to anybody."""
 
 
 class ImageError(ModelError):

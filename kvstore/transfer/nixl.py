@@ -168,6 +168,15 @@ class NixlTransfer:
             self._advance(ticket)
             return ticket.state
 
+    @property
+    def native(self) -> Any:
+        """The agent itself, for measuring what this layer costs.
+
+        Raises:
+            TransferUnavailable: Closed.
+        """
+        return self._open_agent()
+
     def missed_deadline(self) -> None:
         """Count a wait that ended before its transfer."""
         self._metrics.deadlines_missed.inc()

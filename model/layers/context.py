@@ -4,11 +4,13 @@ A Reuse layer attends to what its index source selected, and a Reindex layer sco
 gathered and widened once a step (spec/backbone 4 and 5).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from epdserve.model.batch import ForwardBatch
 from epdserve.model.entry_codec import EntryCodec
+from epdserve.model.errors import ForwardStopped
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
 
@@ -33,3 +35,9 @@ class ForwardContext:
     candidates: list[torch.Tensor | None] = field(
         default_factory=list
     )  # by row group: (S', Q, E) bool, None = all
+    unwanted: Callable[[], bool] | None = None  # asked before each layer
+
+    def require_wanted(self) -> None:
+        """Raises ``ForwardStopped`` if nobody wants the result any more."""
+        if self.unwanted is not None and self.unwanted():
+            raise ForwardStopped("nobody wants this step any more")

@@ -132,15 +132,21 @@ class Runner:
             MemoryRegion(TAILS, staging.data_ptr(), self.tail_layout.nbytes, len(staging)),
         )
 
-    def run(self, parts: Sequence[Part]) -> torch.Tensor:
+    def run(self, parts: Sequence[Part], *, unwanted: Callable[[], bool] | None = None) -> torch.Tensor:
         """One forward step over ``parts``; their requests advance and blocks that filled are sealed.
+
+        Args:
+            unwanted: Asked before each layer whether nobody wants any of it any more; quick.
 
         Returns:
             (R, hidden) float32 exit vectors of the parts with an output, in order.
+
+        Raises:
+            ForwardStopped: ``unwanted`` said so. No request has advanced; what they hold is good for nothing.
         """
         segments = [part.request.segment(part.rows, part.outputs) for part in parts]
         batch = ForwardBatch.build(segments, self._shape, self.backbone.device)
-        exit_RD = self.backbone.forward(batch, self.pools)
+        exit_RD = self.backbone.forward(batch, self.pools, unwanted=unwanted)
         for part in parts:
             part.request.next_row += part.rows
         self.seal_filled(part.request for part in parts)

@@ -2,6 +2,9 @@
 
 The same prefill and decode workers run here, with pages of their own each, so prefix hits, replays and tokens are those
 of two processes. Both share one model and one step loop, and bytes move by ``memmove``.
+
+There is no store: it is what outlives a worker, and here everything ends together. SSD directories have one owner, so a
+``generate`` beside a server could not open the server's, and what it wrote into its own would hardly be read.
 """
 
 import itertools

@@ -139,6 +139,7 @@ class PrefillService(EngineService):
     def _undo(self, task: PrefillTask) -> None:
         self._desk.cancel(task.request)
         self._loop.submit(lambda: self._worker.cancel(task))
+        task.unwanted = True  # from here on also in the middle of a step
         task.done.add_done_callback(self._take_back)
 
     def _take_back(self, done: Future[PrefillResult]) -> None:

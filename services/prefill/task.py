@@ -41,6 +41,7 @@ class PrefillTask:
     started_at: float = 0.0
     staging: Slot | None = None
     ready: bool = True
+    unwanted: bool = False  # its cancellation is queued; any thread sets it
     prepared: Prepared = field(default_factory=Prepared)
     sources: TokenSources = field(default_factory=TokenSources)
 

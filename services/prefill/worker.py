@@ -13,6 +13,7 @@ import torch
 from epdserve.kvstore.lease import LeaseTable
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import LeaseId, PageId
+from epdserve.model.errors import ForwardStopped
 from epdserve.model.replay import PrefillSpan
 from epdserve.services.engine.chunks import first_come
 from epdserve.services.engine.config import EngineSettings
@@ -218,7 +219,11 @@ class PrefillWorker:
         shares = first_come([rows for _, rows in ready], budget=self._settings.chunk_tokens)
         working = [(task, rows) for (task, _), rows in zip(ready, shares, strict=True) if rows]
         parts = [task.part(rows) for task, rows in working]
-        exits = self._runner.run(parts).split([outputs_of(part) for part in parts])
+        try:
+            exits_RD = self._runner.run(parts, unwanted=lambda: all(task.unwanted for task, _ in working))
+        except ForwardStopped:
+            return True  # the commands that come next cancel them
+        exits = exits_RD.split([outputs_of(part) for part in parts])
         for (task, _), part, exit_RD in zip(working, parts, exits, strict=True):
             if task.scorer is not None:
                 task.scorer.take(task.request.next_row - part.rows, exit_RD)

@@ -80,7 +80,8 @@ class RouterOperations:
         """
         if tenant is not None and self._parts.config.isolation == "none":
             raise InvalidRequest("isolation is none: no tenant's blocks are kept apart from another's")
-        roots = {info.cache_root for info in self._parts.cluster.workers() if info.cache_root}
+        told = [(info.cache_root, info.deterministic_root) for info in self._parts.cluster.workers()]
+        roots = {root for pair in told for root in pair if root}
         label = None if tenant is None else self._label(tenant)
         workers = self._of(WorkerRole.PREFILL, WorkerRole.DECODE)
         stores = self._of(WorkerRole.STORE)

@@ -17,6 +17,7 @@ from epdserve.kvstore.host_pins import PinnedBlock
 from epdserve.kvstore.lending_cache import Filled
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import BlockHash, BlockOwner, Endpoint
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.store.config import StoreSettings
@@ -24,7 +25,6 @@ from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.lenders import PAGES
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.pulls import Puller
 from epdserve.services.store.saver import Saver
 from epdserve.services.store.tasks import Tasks

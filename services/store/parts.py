@@ -16,6 +16,7 @@ from epdserve.kvstore.tail_directory import RedisTailDirectory
 from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.services.engine.block_feed import BlockFeed
 from epdserve.services.engine.endpoint import to_wire
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.engine.transfer_thread import TransferThread
 from epdserve.services.errors import Unavailable
 from epdserve.services.observability.metrics import new_registry
@@ -32,7 +33,6 @@ from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.neighbours import Neighbours
 from epdserve.services.store.offloads import Offloads
 from epdserve.services.store.peer_blocks import PeerBlocks
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.pulls import Puller
 from epdserve.services.store.saver import Saver
 from epdserve.services.store.tail_notices import TailNotices

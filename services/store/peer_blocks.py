@@ -14,6 +14,7 @@ from epdserve.kvstore.host_pins import PinnedBlock
 from epdserve.kvstore.lending_cache import Filled
 from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.types import BlockHash, BlockOwner, Endpoint
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.engine.transfer_thread import ReadOutcome
 from epdserve.services.errors import ServiceError
 from epdserve.services.rpc.store_client import StoreClient
@@ -22,7 +23,6 @@ from epdserve.services.store.lenders import Lender, PagesLender, StoreLender
 from epdserve.services.store.memory import CHECKSUM, StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
 from epdserve.services.store.neighbours import Holder, Neighbours
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.pulls import Puller
 from epdserve.services.store_types import BLOCKS, CacheOwner, FetchRequest
 from epdserve.services.types import BlockRef

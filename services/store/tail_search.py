@@ -10,13 +10,13 @@ from epdserve.kvstore.tail_directory import TailDirectory
 from epdserve.kvstore.tail_index import fitting
 from epdserve.kvstore.tails import TailEntry, TailId, TailInfo, TailPlace, rest_digest
 from epdserve.kvstore.types import BlockOwner, Endpoint
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.errors import ServiceError
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.store.config import StoreSettings
 from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.memory import StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.tail_reader import TailReader
 from epdserve.services.store_types import FoundTail, TailCandidate, TailQuery
 

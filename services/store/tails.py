@@ -5,11 +5,11 @@ from __future__ import annotations
 from epdserve.kvstore.clock import Clock
 from epdserve.kvstore.tails import TailId, TailInfo, TailPlace
 from epdserve.kvstore.types import BlockOwner
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.store.config import StoreSettings
 from epdserve.services.store.deletions import Deletions
 from epdserve.services.store.memory import StoreMemory
 from epdserve.services.store.metrics import StoreMetrics
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.tail_notices import TailNotices
 from epdserve.services.store.tail_reader import TailReader
 from epdserve.services.store.tail_search import TailSearch

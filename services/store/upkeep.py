@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from epdserve.services.engine.peer_book import PeerBook
 from epdserve.services.pool.view import ClusterView
 from epdserve.services.store.config import StoreSettings
 from epdserve.services.store.memory import StoreMemory
-from epdserve.services.store.peers import PeerBook
 from epdserve.services.store.tail_notices import TailNotices
 from epdserve.services.store.tasks import end
 

@@ -1,8 +1,10 @@
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from epdserve.model.layers.block import Block, Residual
 from epdserve.services.errors import Cancelled, InvalidRequest, Overloaded
 from epdserve.services.schedule import Schedule
 from epdserve.services.types import PrefillResult
@@ -133,6 +135,36 @@ def test_cancelled_prompts_free_everything_in_every_phase(bench: PrefillBench) -
         assert isinstance(task.done.exception(timeout=0), Cancelled)
     assert bench.runner.leaked_pages() == 0
     assert bench.worker.idle
+
+
+def test_a_step_ends_where_nobody_wants_it_any_more(
+    bench: PrefillBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: list[object] = []
+    forward = Block.forward
+
+    def leave_after_two(self: Block, *arguments: Any) -> Residual:
+        layers.append(self)
+        task.unwanted = len(layers) == 2
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(Block, "forward", leave_after_two)
+    task = bench.submit(prompt(60))
+    assert bench.worker.step()
+    assert len(layers) == 2
+    assert not task.request.next_row
+    bench.worker.cancel(task)
+    bench.assert_nothing_leaked()
+    monkeypatch.undo()
+    fresh, other = bench.submit(prompt(60)), bench.submit(prompt(20, 1))
+    fresh.unwanted = True
+    assert bench.worker.step()
+    assert fresh.request.next_row  # the other prompt of the step is wanted
+    fresh.unwanted = False
+    while bench.worker.step():
+        pass
+    assert fresh.done.result(timeout=0).computed_tokens == 60
+    assert other.done.result(timeout=0)
 
 
 def test_caller_that_went_away_gets_no_lease(bench: PrefillBench) -> None:

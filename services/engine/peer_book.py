@@ -1,15 +1,16 @@
-"""Workers and other stores over gRPC, found through the registry: an address never comes out of a request."""
+"""Workers and stores over gRPC, found through the registry: an address never comes out of a request."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from epdserve.kvstore.types import Endpoint
 from epdserve.services.engine.endpoint import from_wire
 from epdserve.services.errors import DeadlineExceeded, WorkerLost
-from epdserve.services.pool.view import ClusterView
 from epdserve.services.rpc.client import DecodeClient, PrefillClient
 from epdserve.services.rpc.store_client import StoreClient
 from epdserve.services.types import WorkerInfo, WorkerRole
@@ -21,6 +22,16 @@ _CLIENTS: dict[WorkerRole, type[PrefillClient] | type[DecodeClient] | type[Store
     WorkerRole.DECODE: DecodeClient,
     WorkerRole.STORE: StoreClient,
 }
+
+
+class View(Protocol):
+    """Who is there, as the registry has it: a ``ClusterView``."""
+
+    def get(self, worker: str) -> WorkerInfo | None:
+        """One worker, None if it is not alive."""
+
+    async def refresh(self) -> bool:
+        """Ask the registry now; whether it answered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +46,13 @@ class PeerBook:
 
     Args:
         token: The cluster token.
+        roles: Of peers; others are strangers.
     """
 
-    def __init__(self, view: ClusterView, *, token: str) -> None:
-        self._view, self._token = view, token
+    def __init__(
+        self, view: View, *, token: str, roles: Collection[WorkerRole] = frozenset(_CLIENTS)
+    ) -> None:
+        self._view, self._token, self._roles = view, token, roles
         self._peers: dict[str, _Peer] = {}
         self._meeting = asyncio.Lock()
 
@@ -104,7 +118,7 @@ class PeerBook:
         if not _is(info, incarnation):
             await self._view.refresh()  # a worker that has just started may be news to us
             info = self._view.get(worker)
-        if info is None or not _is(info, incarnation) or info.role not in _CLIENTS:
+        if info is None or not _is(info, incarnation) or info.role not in self._roles:
             raise WorkerLost(f"no worker {worker} of this incarnation", worker=worker)
         client = _CLIENTS[info.role](info.address, token=self._token, worker=worker)
         self._peers[worker] = _Peer(incarnation, client)
