@@ -292,14 +292,13 @@ async def test_a_full_house_says_when_to_come_back(cluster: FakeCluster, stream:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_errors_before_the_first_token_keep_their_status(
-    client: httpx.AsyncClient, cluster: FakeCluster, stream: bool
-) -> None:
+async def test_errors_before_the_first_token_keep_their_status(cluster: FakeCluster, stream: bool) -> None:
     cluster.script.prefill_errors = [Overloaded("the queue is full", retry_after_s=2.4)]
-    response = await post(client, stream=stream)
-    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
-    cluster.infos = cluster.infos[:1]
-    response = await post(client, stream=stream)
+    async with client_of(cluster, replacement_wait_s=0.0) as client:
+        response = await post(client, stream=stream)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+        cluster.infos = cluster.infos[:1]
+        response = await post(client, stream=stream)
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "no decode worker is ready"
 
