@@ -36,20 +36,19 @@ def draws(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(-(2**62), 2**62, (rows,), generator=generator(5)), torch.arange(rows) * 31
 
 
-@pytest.mark.parametrize("vocabulary", [1, 33])
 @pytest.mark.parametrize("name", FILTERS)
-def test_tokens_are_those_of_the_reference(name: str, vocabulary: int) -> None:
-    logits = randn(3, vocabulary) * 3
+def test_tokens_are_those_of_the_reference(name: str) -> None:
+    logits = randn(2, 33) * 3
     logits[1] = logits[1].round()  # many ties
-    arguments = (logits, *settings(3, name), *draws(3))
+    arguments = (logits, *settings(2, name), *draws(2))
     assert torch.equal(sample(*arguments), sample_ref(*arguments))
 
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_distributions_are_those_of_the_reference(name: str) -> None:
-    logits = randn(3, 70) * 3
+    logits = randn(2, 70) * 3
     logits[1] = logits[1].round()
-    arguments = (logits, *settings(3, name))
+    arguments = (logits, *settings(2, name))
     got, expected = filtered_probs(*arguments), filtered_probs_ref(*arguments)
     assert torch.equal(got > 0, expected > 0)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
@@ -85,12 +84,13 @@ def test_what_is_forbidden_is_never_drawn_and_the_token_is_always_in_the_vocabul
 
 def test_a_row_depends_on_itself_alone_and_rows_may_have_gaps() -> None:
     wide = randn(3, 50)[:, 20:]
-    rows = (*settings(3, "all"), *draws(3))
+    rows = (*settings(3, "top-k"), *draws(3))
     assert_row_bits(lambda logits, *rest: sample(logits, *(x.contiguous() for x in rest)), wide, *rows)
     assert torch.equal(sample(wide, *rows), sample(wide.contiguous(), *rows))
 
 
-def test_no_row_is_legal() -> None:
+def test_a_vocabulary_of_one_and_no_row_are_legal() -> None:
+    assert sample(torch.zeros(1, 1), *settings(1, "all"), *draws(1)).tolist() == [0]
     assert sample(torch.zeros(0, 9), *settings(0, "all"), *draws(0)).shape == (0,)
 
 
