@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from epdserve.services.cli.up import free_port
 
 START_TIMEOUT_S = 30.0
@@ -21,6 +22,10 @@ class Prometheus:
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=20, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections to it."""
+        self._http.close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Samples of an instant query."""
@@ -44,10 +49,17 @@ class Prometheus:
 def running_prometheus(
     folder: Path, targets: Mapping[str, Sequence[str]], rules: Sequence[Path]
 ) -> Iterator[Prometheus]:
-    """Scrape the targets (job -> ``host:port``) each second and evaluate the rules until the block ends."""
+    """Scrape the targets (job -> ``host:port``) each second, and evaluate the rules as often, until the block ends."""
+    files = []
+    for rule in rules:
+        table = yaml.safe_load(rule.read_text())
+        for group in table["groups"]:
+            group.pop("interval", None)  # a test has not half a minute
+        files.append(folder / f"{rule.stem}.json")
+        files[-1].write_text(json.dumps(table))
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(rule) for rule in rules],
+        "rule_files": [str(file) for file in files],
         "scrape_configs": [
             {"job_name": job, "static_configs": [{"targets": list(each)}]} for job, each in targets.items()
         ],
@@ -66,6 +78,7 @@ def running_prometheus(
             assert time.monotonic() < give_up_at, (folder / "prometheus.log").read_text()
             time.sleep(0.05)
         yield server
+        server.close()
     finally:
         process.terminate()
         process.wait(20)

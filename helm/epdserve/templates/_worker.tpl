@@ -13,6 +13,15 @@ annotations:
   {{- end }}
 {{- end }}
 
+{{/* Of every Ray process: it listens beyond loopback, and wants the cluster token of whoever calls */}}
+{{- define "epdserve.rayEnv" -}}
+- {name: RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, value: "1"}
+- {name: RAY_worker_niceness, value: "0"}
+- {name: RAY_AUTH_MODE, value: token}
+- name: RAY_AUTH_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ include "epdserve.tokenSecret" . | quote }}, key: token}}
+{{- end }}
+
 {{- define "epdserve.workerEnv" -}}
 - {name: EPDSERVE_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: EPDSERVE_HOST, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
@@ -22,8 +31,7 @@ annotations:
 - {name: EPDSERVE_PROBE_PORT, value: "7402"}
 - {name: EPDSERVE_PID_FILE, value: /run/epdserve/worker.pid}
 {{- if .ray }}
-- {name: RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, value: "1"}
-- {name: RAY_worker_niceness, value: "0"}
+{{ include "epdserve.rayEnv" .root }}
 {{- end }}
 {{- with .pool.rdma.devices }}
 - {name: UCX_NET_DEVICES, value: {{ . | quote }}}
