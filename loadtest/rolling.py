@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -78,6 +78,10 @@ class Report:
         found += [f"{name} did not come back" for name in self.not_back]
         found += [f"{worker} still holds {held}" for worker, held in self.left_over.items()]
         return found if self.whole else [*found, "no answer was whole"]
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def rows(self) -> list[str]:
         """For people."""
@@ -243,7 +247,7 @@ def main(
     for line in [*report.rows(), *(f"NOT FINE: {problem}" for problem in problems)]:
         print(line)
     if json_file is not None:
-        json_file.write_text(json.dumps({**asdict(report), "problems": problems}, indent=1))
+        json_file.write_text(json.dumps({**report.as_json(), "problems": problems}, indent=1))
     raise typer.Exit(int(bool(problems)))
 
 
