@@ -23,6 +23,11 @@ MODULES: Final = (
     "mhc.coefficients",
     "sampling.draw",
     "sampling.verify",
+    "attention.shapes",
+    "indexer.shapes",
+    "linear.shapes",
+    "moe.shapes",
+    "quant.rows",
 )
 # Sizes of the released model, for signatures and formulas (spec/backbone.md 1.1)
 HIDDEN: Final = 5120
