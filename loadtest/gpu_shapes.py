@@ -66,5 +66,5 @@ TINY: Final = Shapes(
     hidden=64, inner=32, experts=4, top_experts=2, heads=16, latent=64, rotary=16, q_rank=32, o_rank=32,
     o_groups=2, index_heads=16, index_dim=32, top_entries=8, pool_blocks=3, pool_block=4, window=8,
     entries_per_page=4, copies=4, prefill_rows=2, decode_rows=(2,), contexts=(24,), checked_rows=2,
-    layers_below=0, layers_above=1, decode_kinds=(Kind.FULL, Kind.REINDEX), prefill_kinds=(Kind.FULL_PAIRS,),
+    layers_below=0, layers_above=1, decode_kinds=(Kind.FULL, Kind.REINDEX), prefill_kinds=(),
 )  # fmt: skip

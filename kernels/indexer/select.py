@@ -106,7 +106,12 @@ def block_max_kernel(
     tl.store(out_ptr + row * num_blocks + block, best, mask=block < num_blocks)
 
 
-def top_entries(score_RE: Tensor, visible_R: Tensor, k: int, *, chunk: int = CHUNK) -> Tensor:
+def top_entries(score_RE: Tensor, visible_R: Tensor, k: int) -> Tensor:
+    """``top_entries_in_chunks`` of ``CHUNK`` scores; arguments and result as ``top_entries_ref``."""
+    return top_entries_in_chunks(score_RE, visible_R, k, chunk=CHUNK)
+
+
+def top_entries_in_chunks(score_RE: Tensor, visible_R: Tensor, k: int, *, chunk: int) -> Tensor:
     """Indices of the best visible entries of each row: (R, k) int64 ascending, -1 where there are fewer.
 
     Args:
@@ -180,10 +185,12 @@ def candidate_blocks(
     """Blocks that later index layers may choose from: (R, blocks) int64 ascending, -1 where there are fewer.
 
     Arguments as ``candidate_mask_ref``; the mask there is the union of these blocks. Errors and numerics as
-    ``top_entries``.
+    ``top_entries_in_chunks``.
     """
     best = block_max(score_RE, visible_R, block_size)
-    return top_entries(best, visible_R.new_full((score_RE.shape[0],), best.shape[1]), blocks, chunk=chunk)
+    return top_entries_in_chunks(
+        best, visible_R.new_full((score_RE.shape[0],), best.shape[1]), blocks, chunk=chunk
+    )
 
 
 def warps(chunk: int) -> int:

