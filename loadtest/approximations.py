@@ -9,7 +9,7 @@ spread (standard deviation over the vocabulary).
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -104,9 +104,11 @@ class RoundingBackbone(Backbone):
         self._codec = _RoundingCodec(way)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, pools: KVPools) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, pools: KVPools, *, unwanted: Callable[[], bool] | None = None
+    ) -> torch.Tensor:
         """As ``Backbone.forward``, with the codec."""
-        context = ForwardContext(batch, pools, self._codec, self.precision)
+        context = ForwardContext(batch, pools, self._codec, self.precision, unwanted=unwanted)
         residual, cut_keys_KD = self.encoder.forward(context)
         return self.decoder.forward(residual, cut_keys_KD, context)
 

