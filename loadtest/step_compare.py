@@ -1,12 +1,14 @@
 """``python -m epdserve.loadtest.step_compare BASE OURS``: the decode step of two source trees, in turn, in one run.
 
-Each round starts one process of each tree, in changing order, that decodes a full batch of the demo model and tells
-its rate (``services.local.bench``). What a busy machine does to one it does to the other soon after, so the ratio of
-a round is steadier than either rate. A tree is a folder that holds ``services/`` and ``kernels/``: a git worktree, say.
+Each round starts processes of each tree, in changing order, that decode a full batch of the demo model
+(``services.local.bench``), one of them so many steps longer than the other: their processor seconds differ by the
+steps' alone. Processor time leaves other work out where cores are shared, and a round's ratio is steadier than
+either rate. A tree is a folder that holds ``services/`` and ``kernels/``: a git worktree, say.
 """
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -21,11 +23,12 @@ from epdserve.loadtest.floor import Floor, measure
 _BENCH = ("-m", "epdserve.services.local.bench")
 _WRITE = "import sys; from epdserve.model.demo.writer import write_demo_model; write_demo_model(sys.argv[1])"
 _DEADLINE_S = 300.0
+_SHORT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Tokens a second of every round, of one thread at one batch size."""
+    """Tokens a processor second of every round, of one thread at one batch size."""
 
     batch: int
     base: list[float]
@@ -51,8 +54,8 @@ class Comparison:
         step_ms = 1e3 * self.batch / ours
         ratios = sorted(self.ratios)
         return [
-            ("base, tokens a second", f"{statistics.median(self.base):.0f}"),
-            ("ours, tokens a second", f"{ours:.0f}"),
+            ("base, tokens a processor second", f"{statistics.median(self.base):.0f}"),
+            ("ours, tokens a processor second", f"{ours:.0f}"),
             ("ours / base, median of rounds", f"{statistics.median(ratios):.2f}"),
             ("least and most", f"{ratios[0]:.2f} to {ratios[-1]:.2f}"),
             ("step", f"{step_ms:.2f} ms"),
@@ -70,22 +73,30 @@ def compare(base: Path, ours: Path, *, batch: int, rounds: int, new_tokens: int)
         homes = {"base": _home(Path(work) / "base", base), "ours": _home(Path(work) / "ours", ours)}
         model = str(Path(work) / "model")
         _python(homes["ours"], "-c", _WRITE, model)
-        rates: dict[str, list[dict[str, float]]] = {"base": [], "ours": []}
+        rates: dict[str, list[float]] = {"base": [], "ours": []}
+        last: dict[str, float] = {}
         for number in range(rounds):
             for name in ("base", "ours") if number % 2 == 0 else ("ours", "base"):
-                out = _python(
-                    homes[name], *_BENCH, model, "--batch", str(batch), "--new-tokens", str(new_tokens)
-                )
-                rates[name].append(json.loads(out))
-        last = rates["ours"][-1]
+                short_s, _ = _bench(homes[name], model, batch, _SHORT_TOKENS)
+                long_s, told = _bench(homes[name], model, batch, _SHORT_TOKENS + new_tokens)
+                rates[name].append(batch * new_tokens / (long_s - short_s))
+                last = told if name == "ours" else last
         return Comparison(
             batch,
-            [each["tokens_per_s"] for each in rates["base"]],
-            [each["tokens_per_s"] for each in rates["ours"]],
+            rates["base"],
+            rates["ours"],
             measure(threads=1),
             int(last["step_bytes"]),
             int(last["step_flop"]),
         )
+
+
+def _bench(home: Path, model: str, batch: int, new_tokens: int) -> tuple[float, dict[str, float]]:
+    """Processor seconds of one run, and what it says."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    told = json.loads(_python(home, *_BENCH, model, "--batch", str(batch), "--new-tokens", str(new_tokens)))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime), told
 
 
 def _home(folder: Path, tree: Path) -> Path:
@@ -111,7 +122,7 @@ def main(
     ours: Annotated[Path, typer.Argument(help="The tree in question.")],
     batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 5,
-    new_tokens: Annotated[int, typer.Option(min=8, help="Tokens of each request.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=8, help="Steps that are compared.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decode rate of two source trees, in turn, and what the machine could do."""
