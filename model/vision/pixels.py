@@ -20,6 +20,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 PREPROCESSING_VERSION: Final = 1  # goes up with any change of what comes out of ``read_pixels``
 FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
+_EXIF: Final = b"Exif\0\0"
+_MOST_EXIF: Final = 64  # a camera writes one, and one in each picture that it embeds
 _PADDING: Final = (127, 127, 127)
 _ORIENTATION: Final = 0x0112  # EXIF tag
 _SIDEWAYS: Final = frozenset({5, 6, 7, 8})
@@ -78,6 +80,9 @@ def read_pixels(data: bytes, config: VisionConfig, limits: ImageLimits) -> tuple
 def _opened(data: bytes, limits: ImageLimits) -> Iterator[Image.Image]:
     if len(data) > limits.max_bytes:
         raise ImageTooLarge(f"an image has {len(data)} bytes, {limits.max_bytes} are taken")
+    if data.count(_EXIF) > _MOST_EXIF:
+        # Pillow joins a JPEG's Exif segments one by one: 3 MB of small ones cost it seconds, without a pixel
+        raise ImageError(f"an image has more than {_MOST_EXIF} Exif segments")
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images and of odd metadata; size is our own check below.

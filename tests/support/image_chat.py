@@ -64,15 +64,21 @@ def user(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def served_images(folder: Path) -> AsyncIterator[Served]:
-    """One worker of each pool in this process, named encode-0, prefill-0 and decode-0; more may be started."""
+async def served_images(folder: Path, images: dict[str, Any] | None = None) -> AsyncIterator[Served]:
+    """One worker of each pool in this process, named encode-0, prefill-0 and decode-0; more may be started.
+
+    Args:
+        images: Settings of the router for images.
+    """
     model_dir = write_demo_model(folder / "demo")
     engine = {"model_dir": str(model_dir), "block_tokens": BLOCK, "num_pages": 256}
     async with pools(folder) as live:
         await live.start("encode-0", ENCODE, model_dir=str(model_dir), cache_bytes=2**22)
         await live.start("prefill-0", PREFILL, engine=engine, images={"mode": "pool"})
         await live.start("decode-0", DECODE, engine=engine)
-        config = RouterConfig(model_dir=model_dir, max_body_bytes=2**22)
+        config = RouterConfig.model_validate(
+            {"model_dir": model_dir, "max_body_bytes": 2**22, "images": images or {}}
+        )
         view = ClusterView(live.registry, lease_s=5.0, refresh_s=0.1)
         app = create_app(config, RpcCluster(view, token=TOKEN, router_id="router-0"))
         with bind("127.0.0.1", 0) as sock:

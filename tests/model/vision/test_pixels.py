@@ -164,6 +164,16 @@ def test_a_bomb_is_refused_from_its_header() -> None:
             refuse(bomb, CONFIG, LIMITS)
 
 
+def test_a_header_that_takes_seconds_to_join_is_refused_before_it_is() -> None:
+    data = encoded(picture(30, 20), "JPEG")
+    body = b"Exif\0\0II*\0\x08\0\0\0" + bytes(12)
+    segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
+    assert measure_image(data[:2] + segment * 64 + data[2:], CONFIG, LIMITS)
+    for refuse in (measure_image, read_pixels):
+        with pytest.raises(ImageError, match="Exif"):
+            refuse(data[:2] + segment * 100_000 + data[2:], CONFIG, LIMITS)
+
+
 @pytest.mark.parametrize(
     ("limits", "match"),
     [

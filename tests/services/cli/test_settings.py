@@ -6,6 +6,7 @@ import pytest
 from epdserve.services.cli.errors import CommandError
 from epdserve.services.cli.settings import Chosen, UpSettings, fill_in, machine_config, read_table
 from epdserve.services.config import config_text
+from epdserve.services.engine.image_config import ImageMode
 
 CHOSEN = Chosen(Path("/models/demo"), "unix:///run/registry.sock", Path("/run/token"))
 
@@ -53,6 +54,13 @@ def test_what_does_not_fit_is_named_in_one_line(table: dict[str, Any], named: st
         filled(table)
     assert len(str(refused.value).splitlines()) == 1
     assert "file.toml" in str(refused.value)
+
+
+def test_images_are_embedded_beside_prefill_unless_there_is_a_pool_for_them() -> None:
+    assert filled({}).prefill.images.mode is ImageMode.LOCAL
+    pool = filled({"machine": {"encode_workers": 2}, "encode": {"batch_patches": 99}})
+    assert pool.prefill.images.mode is ImageMode.POOL
+    assert (pool.encode.model_dir, pool.encode.batch_patches) == (CHOSEN.model_dir, 99)
 
 
 def test_both_roles_may_be_set_alike() -> None:

@@ -1,11 +1,9 @@
 """The rules of fetching, a row each; a small server on loopback stands for the world where bytes are needed."""
 
 import asyncio
-import contextlib
+import re
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from epdserve.services.router.images.budget import BytesLeft
 from epdserve.services.router.images.config import ImageSettings
 from epdserve.services.router.images.fetcher import ImageFetcher
 from epdserve.services.router.images.urls import AllowList, parse_target, read_data_url
-
-Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+from support.repository import ROOT
+from support.web import Answer, says, world
 
 
 @pytest.mark.parametrize(
@@ -163,45 +161,6 @@ def test_data_urls_are_limited(url: str) -> None:
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def world(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A server that answers every request line with ``answer``; yields its port."""
-
-    serving: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        serving.add(task)
-        head = await reader.readuntil(b"\r\n\r\n")
-        try:
-            await answer(head.decode(), writer)
-            await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.transport.abort()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
-
-
-def says(status: str, body: bytes = b"", **headers: str) -> Answer:
-    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
-        lines = [f"HTTP/1.1 {status}", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
-        if "Content_Length" not in headers:
-            lines.append(f"Content-Length: {len(body)}")
-        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-
-    return answer
 
 
 def left(nbytes: int = 10**9) -> BytesLeft:
@@ -391,6 +350,42 @@ async def test_a_slow_server_costs_its_seconds(drip: bool) -> None:
     async with world(answer) as port:
         with pytest.raises(InvalidRequest, match=r"within 0.3 s"):
             await fetcher(port, fetch_timeout_s=0.3).fetch(f"http://pics.example:{port}/", left())
+
+
+async def test_fetches_at_a_time_are_bounded() -> None:
+    dialled, gate = 0, asyncio.Event()
+
+    async def answer(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal dialled
+        dialled += 1
+        await gate.wait()
+        await says("200 OK", b"x")(head, writer)
+
+    async with world(answer) as port:
+        two, url = fetcher(port, max_fetches=2), f"http://pics.example:{port}/"
+        running = asyncio.gather(*(two.fetch(url, left()) for _ in range(5)))
+        await asyncio.sleep(0.2)
+        assert dialled <= 2
+        gate.set()
+        assert await running == [b"x"] * 5
+        assert dialled == 5
+
+
+def test_nothing_else_in_the_services_can_dial_an_address_out_of_a_request() -> None:
+    """No other module of a server has a client; what ``cli`` and ``tracing`` dial, their own settings name."""
+    clients = re.compile(
+        r"^\s*(?:import|from) (?:httpcore|httpx|aiohttp|requests|http\.client|urllib\.request|urllib3)\b"
+        r"|open_connection\(|create_connection\(",
+        re.MULTILINE,
+    )
+    dial = {
+        file.relative_to(ROOT).as_posix()
+        for package in ("services", "model", "kvstore")
+        for file in (ROOT / package).rglob("*.py")
+        if clients.search(file.read_text())
+    }
+    dial = {file for file in dial if not file.startswith(("services/cli/", "model/demo/training/"))}
+    assert dial == {"services/router/images/fetcher.py", "services/observability/tracing.py"}
 
 
 async def test_a_closed_port_is_an_image_that_cannot_be_fetched() -> None:
