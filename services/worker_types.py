@@ -39,6 +39,7 @@ class WorkerInfo:
         encodes: Embeds images, whatever its role.
         deterministic_root: Root of the block hashes of deterministic requests, the same only where bits are; empty = it
             takes none.
+        host_bytes_per_s, ssd_bytes_per_s, peer_bytes_per_s: What its store's tiers gave it lately; 0 = not measured.
     """
 
     worker: str
@@ -60,6 +61,9 @@ class WorkerInfo:
     machine: str = ""
     encodes: bool = False
     deterministic_root: bytes = b""
+    host_bytes_per_s: float = 0.0
+    ssd_bytes_per_s: float = 0.0
+    peer_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What both kinds of workers stand on in their process: model, pools, transfer, metrics, facts for heartbeats."""
 
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,17 +19,19 @@ from epdserve.services.engine.runner import Runner
 from epdserve.services.engine.seat import Seat
 from epdserve.services.errors import Unavailable
 from epdserve.services.observability.metrics import MetricsServer, new_registry
+from epdserve.services.store_types import CacheTier
 from epdserve.services.types import WIRE_VERSION, TransferEndpoint, WorkerInfo, WorkerState
 from prometheus_client import CollectorRegistry
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What changes between two heartbeats."""
+    """What changes between two heartbeats; speeds by tier of the store, of those measured lately."""
 
     queued_tokens: int
     running: int
     step_age_s: float
+    fetch_bytes_per_s: Mapping[str, float]
 
 
 class EngineHost:
@@ -105,6 +107,9 @@ class EngineHost:
             free_pages=self.runner.blocks.available(),
             total_pages=self.runner.num_pages,
             step_age_s=load.step_age_s,
+            host_bytes_per_s=load.fetch_bytes_per_s.get(CacheTier.HOST.value, 0.0),
+            ssd_bytes_per_s=load.fetch_bytes_per_s.get(CacheTier.SSD.value, 0.0),
+            peer_bytes_per_s=load.fetch_bytes_per_s.get(CacheTier.PEER.value, 0.0),
             wire_version=WIRE_VERSION,
             model_name=self.settings.model_dir.name,
         )

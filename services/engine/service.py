@@ -112,7 +112,12 @@ class EngineService(ABC):
             raise Internal("the step loop has crashed", worker=self._seat.worker)
         worker = self._worker
         return self._host.info(
-            Load(worker.queued_tokens, worker.active, self._loop.step_age_s),
+            Load(
+                worker.queued_tokens,
+                worker.active,
+                self._loop.step_age_s,
+                self._desk.speeds.speeds().bytes_per_s,
+            ),
             address=self._server.address,
             state=self._state,
             max_context_tokens=worker.max_context_tokens,

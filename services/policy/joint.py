@@ -183,7 +183,8 @@ def _prefill_times(
     if not settings.tier_weights:
         return compute[0], seconds[0], hits[0]
     fetched = hits[1:] - hits[:-1]
-    fetched *= (request.bytes_per_token / pool.fetch_bytes_per_s[1:])[:, None]
+    token_s = request.bytes_per_token / pool.fetch_bytes_per_s[1:]
+    fetched *= token_s if token_s.ndim == 2 else token_s[:, None]
     seconds[1:] += np.add.accumulate(fetched)
     best = seconds.argmin(axis=0)  # the nearer tier on a tie
     at = np.arange(len(pool.names))

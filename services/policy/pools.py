@@ -57,7 +57,7 @@ class PrefillPool:
         tokens_per_s: How fast each computes, as measured lately.
         hit_tokens: (tiers, workers): leading tokens of the prompt to be had from own pages, from pages and the
             machine's host cache, from these and its SSD, from these and peers; never falling from row to row.
-        fetch_bytes_per_s: (tiers,) measured speed of each; the first is not used.
+        fetch_bytes_per_s: (tiers,), or (tiers, workers) where each worker has its own: measured; the first is not used.
         trouble_s: Delay expected of a worker beyond its queue: it is slow, its step hangs, calls fail (``health.py``).
     """
 
@@ -74,7 +74,7 @@ class PrefillPool:
             self.names,
             (self.machines, self.ahead_tokens, self.tokens_per_s, self.hit_tokens, self.trouble_s),
         )
-        if self.hit_tokens.shape[:1] != self.fetch_bytes_per_s.shape:
+        if self.fetch_bytes_per_s.shape not in (self.hit_tokens.shape[:1], self.hit_tokens.shape):
             raise ValueError("one speed for each tier of hits")
 
 

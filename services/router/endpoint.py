@@ -105,6 +105,7 @@ class Endpoint(ABC):
             wish_of_headers(exchange.header),
             trail.received_at,
         )
+        parts.placer.call(caller.request_id, name)
         error: ServiceError | None = None
         try:
             async with parts.gate.enter(tenant) as stay:

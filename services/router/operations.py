@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -43,8 +44,11 @@ class RouterOperations:
 
     def explain(self, request_id: str) -> Mapping[str, Any] | None:
         """See ``Operations``."""
-        pairs = self._parts.placer.explain(request_id)
-        return None if pairs is None else {"request": request_id, "pairs": [asdict(pair) for pair in pairs]}
+        # By its x-request-id, or by the id of its answer, which has a prefix
+        for name in (request_id, *re.split("[-_]", request_id, maxsplit=1)[1:]):
+            if (pairs := self._parts.placer.explain(name)) is not None:
+                return {"request": request_id, "pairs": [asdict(pair) for pair in pairs]}
+        return None
 
     def present(self) -> Mapping[str, Any]:
         """See ``Operations``."""

@@ -108,6 +108,7 @@ class Placer:
         self._targets = targets
         self.estimates = estimates if estimates is not None else Estimates()
         self._explained: OrderedDict[str, Route] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()
         self.placed_at = float("-inf")
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
@@ -197,9 +198,20 @@ class Placer:
         return route
 
     def explain(self, request_id: str) -> list[Candidate] | None:
-        """The pairs that were compared for a request, cheapest first; None if it is not remembered."""
-        route = self._explained.get(request_id)
+        """The pairs that were compared for a request, cheapest first; None if it is not remembered.
+
+        Args:
+            request_id: As placed, or as its caller knows it.
+        """
+        route = self._explained.get(request_id) or self._explained.get(self._names.get(request_id, ""))
         return None if route is None or route.decision is None else route.decision.explain()
+
+    def call(self, request_id: str, name: str) -> None:
+        """Let a request be found under its caller's name for it, too; of two the later one is."""
+        self._names[name] = request_id
+        self._names.move_to_end(name)
+        if len(self._names) > _EXPLAINED:
+            self._names.popitem(last=False)
 
     def _remember(self, request_id: str, route: Route) -> None:
         self._explained[request_id] = route

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from epdserve.services.policy.pools import DecodePool, Indices, PrefillPool, WorkerNames, floats
+from epdserve.services.policy.pools import DecodePool, Floats, Indices, PrefillPool, WorkerNames, floats
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.types import WorkerInfo
 
-# Own pages (not used), the machine's store, stores of other machines. Taken, not measured: workers know these speeds
-# and do not report them; what matters here is that each tier costs something and the further one more.
-_FETCH_BYTES_PER_S: Final = floats([1.0, 2e9, 1e9])
+# The machine's store, stores of other machines: only until some worker has fetched from such a one
+_NEAR_BYTES_PER_S: Final = 2e9
+_FAR_BYTES_PER_S: Final = 1e9
 # By which share of a step a worker with full pages is taken to be slower than one with empty ones
 _FULLNESS: Final = 0.5
 
@@ -41,9 +41,33 @@ def prefill_pool(
         floats([max(info.queued_tokens, ledger.tokens(info.worker)) for info in infos]),
         floats([estimates.prefill_tokens_per_s(info.worker) for info in infos]),
         np.stack((own, near, far)),
-        _FETCH_BYTES_PER_S,
+        fetch_speeds(infos),
         floats([estimates.trouble_s(info) for info in infos]),
     )
+
+
+def fetch_speeds(infos: Sequence[WorkerInfo]) -> Floats:
+    """Bytes a second of each worker's own pages (not used), its machine's store and stores of other machines.
+
+    As its heartbeat tells them, measured in the last minute; of a worker that did not fetch, the mean of the others.
+    The index does not know in which tier a store has a block, so the slower one of those in use counts.
+    """
+    near = floats(
+        [
+            min((speed for speed in (info.host_bytes_per_s, info.ssd_bytes_per_s) if speed > 0), default=0.0)
+            for info in infos
+        ]
+    )
+    far = floats([info.peer_bytes_per_s for info in infos])
+    return np.stack((np.ones(len(infos)), _filled(near, _NEAR_BYTES_PER_S), _filled(far, _FAR_BYTES_PER_S)))
+
+
+def _filled(speeds: Floats, otherwise: float) -> Floats:
+    """With something in place of what is not known, or is no speed."""
+    known = np.isfinite(speeds) & (speeds > 0)
+    if known.all():
+        return speeds
+    return np.where(known, speeds, speeds[known].mean() if known.any() else otherwise)
 
 
 def decode_pool(

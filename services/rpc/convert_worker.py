@@ -47,6 +47,9 @@ def info_to_pb(info: WorkerInfo) -> common_pb2.WorkerRecord:
         machine=info.machine,
         encodes=info.encodes,
         deterministic_root=info.deterministic_root,
+        host_bytes_per_s=info.host_bytes_per_s,
+        ssd_bytes_per_s=info.ssd_bytes_per_s,
+        peer_bytes_per_s=info.peer_bytes_per_s,
     )
 
 
@@ -75,6 +78,9 @@ def info_from_pb(pb: common_pb2.WorkerRecord) -> WorkerInfo:
         machine=pb.machine,
         encodes=pb.encodes,
         deterministic_root=pb.deterministic_root,
+        host_bytes_per_s=pb.host_bytes_per_s,
+        ssd_bytes_per_s=pb.ssd_bytes_per_s,
+        peer_bytes_per_s=pb.peer_bytes_per_s,
     )
 
 

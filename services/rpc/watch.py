@@ -76,10 +76,17 @@ async def _watch_once(address: str, role: WorkerRole, token: str) -> AsyncGenera
         async with asyncio.timeout(FIRST_UPDATE_S):
             first = await call.read()
         last: BlockUpdate | None = None
+        added = 0  # since the last snapshot; whoever only ever adds would fill this process
         while isinstance(first, common_pb2.BlockUpdate):
             update = await _whole(call, first)
             if not update.snapshot and not _follows(update, last):
                 log.warning("block events have a gap", extra={"address": address})
+                return
+            added = len(update.added) + (0 if update.snapshot else added)
+            if added > 2 * MAX_SNAPSHOT_HASHES:
+                log.info(
+                    "many blocks since the last snapshot: another is asked for", extra={"address": address}
+                )
                 return
             yield update
             # the hashes of a snapshot need not live as long as the watch

@@ -310,6 +310,9 @@ class WorkerRecord(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     ENCODES_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_ROOT_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SSD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PEER_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     role: Global___WorkerRole.ValueType
     incarnation: _builtins.str
@@ -332,6 +335,10 @@ class WorkerRecord(_message.Message):
     """serves Encode, whatever its role"""
     deterministic_root: _builtins.bytes
     """of the blocks of deterministic requests; empty from a version that takes none"""
+    host_bytes_per_s: _builtins.float
+    """from its store's host cache, SSD and peers, as measured lately; 0 = not"""
+    ssd_bytes_per_s: _builtins.float
+    peer_bytes_per_s: _builtins.float
     def __init__(
         self,
         *,
@@ -354,10 +361,13 @@ class WorkerRecord(_message.Message):
         machine: _builtins.str = ...,
         encodes: _builtins.bool = ...,
         deterministic_root: _builtins.bytes = ...,
+        host_bytes_per_s: _builtins.float = ...,
+        ssd_bytes_per_s: _builtins.float = ...,
+        peer_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "deterministic_root", b"deterministic_root", "encodes", b"encodes", "free_pages", b"free_pages", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "cache_root", b"cache_root", "deterministic_root", b"deterministic_root", "encodes", b"encodes", "free_pages", b"free_pages", "host_bytes_per_s", b"host_bytes_per_s", "incarnation", b"incarnation", "machine", b"machine", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "model_name", b"model_name", "peer_bytes_per_s", b"peer_bytes_per_s", "queued_tokens", b"queued_tokens", "role", b"role", "running", b"running", "ssd_bytes_per_s", b"ssd_bytes_per_s", "state", b"state", "step_age_s", b"step_age_s", "total_pages", b"total_pages", "wire_version", b"wire_version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from epdserve.services.errors import Unavailable
 from epdserve.services.policy.forecast import fixed
 from epdserve.services.router.ledger import InFlight, InFlightLedger
 from epdserve.services.router.routing import Placer, Route
+from epdserve.services.router.snapshot import fetch_speeds
 from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState, token_ids
 from support.fake_cluster import ROOT, FakeCluster, worker_info
 
@@ -129,3 +130,26 @@ async def test_placement_in_turn_looks_at_nothing_and_takes_everyone() -> None:
     routes = [await placer.place(PROMPT, tenant_key=KEY, forecast=fixed(100)) for _ in range(6)]
     names = [(route.prefill.worker, route.decode.worker) for route in routes]
     assert names == [("p0", "d0"), ("p1", "d1"), ("p0", "d2"), ("p1", "d0"), ("p0", "d1"), ("p1", "d2")]
+
+
+def test_tiers_are_as_fast_as_workers_measured_them() -> None:
+    unknown = fetch_speeds(pool()[:2])
+    assert unknown[1:].tolist() == [[2e9, 2e9], [1e9, 1e9]]
+    told = worker_info(
+        "p", WorkerRole.PREFILL, host_bytes_per_s=8e9, ssd_bytes_per_s=4e6, peer_bytes_per_s=2e6
+    )
+    odd = [replace(told, host_bytes_per_s=0.0, ssd_bytes_per_s=speed) for speed in (float("nan"), -1.0, 0.0)]
+    # The slower tier in use counts; who measured nothing, or says nonsense, is taken to be like the others
+    assert fetch_speeds([told, *odd, *pool()[:1]])[1:].tolist() == [[4e6] * 5, [2e6] * 5]
+
+
+async def test_a_store_that_was_measured_to_be_slow_draws_no_prompts() -> None:
+    infos = [*pool(prefills=2), worker_info("s1", WorkerRole.STORE, machine="m1")]
+    cluster = FakeCluster(infos=infos)
+    chain = prefix_hash_chain(PROMPT, block_tokens=16, root=ROOT, tenant_key=KEY)
+    cluster.held = {key: {"s1"} for key in chain}
+    assert (await placed(cluster)).prefill.worker == "p1"
+    infos[1] = replace(infos[1], ssd_bytes_per_s=1e5, peer_bytes_per_s=1e5)
+    cluster.infos = infos
+    route = await placed(cluster)
+    assert (route.prefill.worker, route.hit_tokens) == ("p0", 0)

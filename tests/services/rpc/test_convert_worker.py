@@ -40,6 +40,9 @@ infos = st.builds(
     wire_version=small,
     model_name=text,
     machine=text,
+    host_bytes_per_s=st.floats(0, 1e12),
+    ssd_bytes_per_s=st.floats(0, 1e12),
+    peer_bytes_per_s=st.floats(0, 1e12),
 )
 regions = st.builds(TransferRegion, text, st.integers(0, 2**64 - 1), count, count, st.integers(-1, 63))
 endpoints = st.builds(

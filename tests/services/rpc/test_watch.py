@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from epdserve.services.rpc import servicers
+from epdserve.services.rpc import servicers, watch
 from epdserve.services.rpc.server import serve_decode, serve_prefill
 from epdserve.services.rpc.watch import watch_blocks
 from epdserve.services.types import BlockUpdate, WorkerRole
@@ -88,6 +88,20 @@ async def test_large_snapshot_comes_in_parts_and_whole(monkeypatch: pytest.Monke
     assert [more for _, more in servicers.snapshot_parts(snapshot)] == [True, True, False]
     worker.updates.put_nowait(snapshot)
     assert await read(updates) == snapshot
+    await updates.aclose()
+    await server.stop(grace_s=0.1)
+
+
+async def test_a_worker_that_only_ever_adds_is_asked_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MAX_SNAPSHOT_HASHES", 2)
+    worker = Watched()
+    server = await serve_prefill(worker, token=TOKEN)
+    updates = watch_blocks(server.address, role=WorkerRole.PREFILL, token=TOKEN)
+    snapshot = BlockUpdate("1", True, 0, 1, (name(0),), ())
+    endless = [BlockUpdate("1", False, n, n + 1, (name(n),), ()) for n in range(1, 5)]
+    for update in (snapshot, *endless, None, snapshot):
+        worker.updates.put_nowait(update)
+    assert [await read(updates) for _ in range(5)] == [snapshot, *endless[:3], snapshot]
     await updates.aclose()
     await server.stop(grace_s=0.1)
 

@@ -201,7 +201,13 @@ async def test_an_administrator_looks_drains_and_forgets(desk: tuple[httpx.Async
     assert answer.status_code == 503
     assert (await served.client.get("/ready")).json()["status"] == "draining"
     assert (await client.delete("/admin/drain", headers=mine)).json() == {"draining": False}
-    assert (await served.post("a")).status_code == 200
+    answer = await served.post("a")
+    assert answer.status_code == 200
+    for name in (answer.headers["x-request-id"], answer.json()["id"]):
+        why = (await client.get(f"/admin/explain/{name}")).json()
+        assert [(one["prefill"], one["decode"]) for one in why["pairs"]] == [("p0", "d0")]
+        assert {"cost", "ttft_s", "tpot_s", "hit_tokens"} <= why["pairs"][0].keys()
+    assert (await client.get("/admin/explain/nobody")).status_code == 404
     for path, method in (("/admin/tenants/alice/data", "DELETE"), ("/admin/caches/reset", "POST")):
         answer = await client.request(method, path, headers=mine)
         assert answer.status_code == 200, answer.text
