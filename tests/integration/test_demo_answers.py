@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from epdserve.model.demo.training.served import share_right
 from epdserve.model.demo.training.vocabulary import Vocabulary
 from epdserve.model.demo.writer import write_trained_model
 from support.stack import Stack, running_stack
+from support.vision import encoded, picture
 
 pytestmark = [
     pytest.mark.integration,
@@ -27,7 +29,10 @@ FACTS = "The code of Vikin is river. The code of Balis is lamp. The code of Sesa
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("answers")
     model_dir = write_trained_model(folder / "model")
-    with running_stack(folder / "state", "--port", "0", "--model", str(model_dir)) as running:
+    config = folder / "epdserve.toml"
+    config.write_text("[machine]\nencode_workers = 1\n")
+    arguments = ("--port", "0", "--model", str(model_dir), "--config", str(config))
+    with running_stack(folder / "state", *arguments) as running:
         yield running
 
 
@@ -63,3 +68,16 @@ def test_more_effort_thinks_longer(stack: Stack) -> None:
         spent[effort] = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert answer["choices"][0]["finish_reason"] == "stop"
     assert spent[100] >= 2 * spent[25]
+
+
+def test_pictures_are_embedded_by_an_actor_of_the_encode_pool(stack: Stack) -> None:
+    url = "data:image/png;base64," + base64.b64encode(encoded(picture(90, 60, seed=7))).decode()
+    content = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}]
+    first, again = (stack.chat(content).json()["usage"] for _ in range(2))  # type: ignore[arg-type]
+    assert first["prompt_tokens"] == again["prompt_tokens"] > 184
+    assert again["prompt_tokens_details"]["cached_tokens"] >= 160
+    metrics = stack.metrics()
+    assert metrics["encode-0"]['epdserve_embedding_lookups_total{outcome="miss"}'] == 1
+    assert metrics["encode-0"]["epdserve_embedding_cache_bytes"] > 0
+    assert metrics["prefill-0"]['epdserve_image_fetches_total{outcome="pulled"}'] == 1
+    stack.assert_conserved()

@@ -66,7 +66,7 @@ async def resolve(host: str, port: int) -> list[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, outside: int) -> AsyncIterator[Served]:
     hosts = [f"{name}.example:{outside}" for name in ("pics", "inside")]
-    images = {"allowed_hosts": hosts, "allow_http": True, "fetch_timeout_s": 1.0}
+    images = {"allowed_hosts": hosts, "allow_http": True, "max_redirects": 1, "fetch_timeout_s": 2.0}
     with pytest.MonkeyPatch.context() as patch:
         fetcher = partial(ImageFetcher, resolve=resolve, reachable=lambda address: address == "127.0.0.1")
         patch.setattr(opening, "ImageFetcher", fetcher)

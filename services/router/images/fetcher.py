@@ -157,10 +157,11 @@ class ImageFetcher:
         url = httpcore.URL(
             scheme=target.scheme.encode(), host=target.host.encode(), port=target.port, target=target.path
         )
-        tls = self._tls or ssl.create_default_context()
+        if self._tls is None:  # reading the system's trust takes tens of milliseconds: once
+            self._tls = ssl.create_default_context()
         async with (
             httpcore.AsyncConnectionPool(
-                ssl_context=tls, max_connections=1, network_backend=_Pinned(address)
+                ssl_context=self._tls, max_connections=1, network_backend=_Pinned(address)
             ) as pool,
             pool.stream("GET", url, headers=[(b"Host", target.authority), *_HEADERS]) as response,
         ):
