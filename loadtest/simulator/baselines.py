@@ -27,6 +27,7 @@ from typing import ClassVar, Final
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 from epdserve.loadtest.simulator.requests import BLOCK_TOKENS, Request
 from epdserve.loadtest.simulator.run import Routed
 from epdserve.loadtest.simulator.view import View
@@ -62,8 +63,8 @@ class Baseline(ABC):
             return None
         self.turn += 1
         hits = view.hits(request)
-        prefill = self.prefill(request, view, hits)
-        decode = self.decode(request, view)
+        prefill = _open(self.prefill(request, view, hits), view.prefill_draining)
+        decode = _open(self.decode(request, view), view.decode_draining)
         hit = min(float(hits[3, prefill]), request.prompt_tokens - 1.0)
         return Routed(prefill, decode, request.effort, hit, 512.0)
 
@@ -82,6 +83,15 @@ class Baseline(ABC):
         """The less loaded of two."""
         first, second = self.rng.randrange(len(loads)), self.rng.randrange(len(loads))
         return min((first, second), key=lambda index: (loads[index], index))
+
+
+def _open(index: int, draining: npt.NDArray[np.bool_]) -> int:
+    """The worker chosen, or the next one that does not drain; routers offer these to any policy."""
+    for step in range(len(draining)):
+        at = (index + step) % len(draining)
+        if not draining[at]:
+            return at
+    return index
 
 
 class RoundRobin(Baseline):

@@ -13,13 +13,14 @@ from epdserve.loadtest.simulator.workers import DecodeWorker, Job, PrefillWorker
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From ``at_s`` to ``until_s`` a worker of a role is slower by a factor."""
+    """From ``at_s`` to ``until_s`` a worker of a role is slower by a factor, or drains."""
 
     role: str
     worker: int
     at_s: float
     until_s: float
-    slowness: float
+    slowness: float = 1.0
+    drains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,13 @@ class Cluster:
         moved = job.request.prompt_tokens * KV_BYTES_PER_TOKEN + TAIL_BYTES
         return timing.link_latency_s + moved / speed
 
-    def set_slowness(self, fault: Fault, slowness: float) -> None:
+    def set_fault(self, fault: Fault, *, on: bool) -> None:
         """A fault begins or ends."""
         workers: list[PrefillWorker] | list[DecodeWorker] = (
             self.prefills if fault.role == "prefill" else self.decodes
         )
-        workers[fault.worker].slowness = slowness
+        worker = workers[fault.worker]
+        worker.slowness, worker.draining = (fault.slowness, fault.drains) if on else (1.0, False)
 
     def _cheapest(self, request: Request, hits: Sequence[float]) -> tuple[int, float, float, float]:
         timing = self.spec.timing

@@ -29,6 +29,8 @@ from epdserve.services.policy.joint import Decision, PlacementSettings, Placing,
 from epdserve.services.policy.length_model import LengthModel, PromptClass
 from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, WorkerNames, floats
 
+# A router leaves draining workers out; here arrays keep their length, so these come last
+_OUT_S: Final = 1e6
 _BLIND: Final = fixed(512)
 
 
@@ -150,7 +152,7 @@ class Ours:
             timing.prefill_tokens_per_s / view.prefill_slowness,
             hits,
             floats(timing.tier_bytes_per_s),
-            np.zeros(count),
+            floats(_OUT_S * view.prefill_draining),
         )
         links = Links(
             timing.same_machine_bytes_per_s,
@@ -247,7 +249,7 @@ def _decode_pool(view: View) -> DecodePool:
         request_s * slow,
         token_s * slow,
         np.zeros(count),
-        np.zeros(count),
+        floats(_OUT_S * view.decode_draining),
     )
 
 

@@ -82,8 +82,8 @@ class Simulation:
         for index, request in enumerate(self._requests):
             self._at(request.arrives_at, lambda now, index=index: self._arrive(index, now))  # type: ignore[misc]
         for fault in spec.faults:
-            self._at(fault.at_s, lambda _, fault=fault: self._cluster.set_slowness(fault, fault.slowness))  # type: ignore[misc]
-            self._at(fault.until_s, lambda _, fault=fault: self._cluster.set_slowness(fault, 1.0))  # type: ignore[misc]
+            self._at(fault.at_s, lambda _, fault=fault: self._cluster.set_fault(fault, on=True))  # type: ignore[misc]
+            self._at(fault.until_s, lambda _, fault=fault: self._cluster.set_fault(fault, on=False))  # type: ignore[misc]
         self._left = len(self._requests)
         self._at(0.0, self._heartbeat)
         now = 0.0

@@ -62,13 +62,14 @@ class SloTable(_Table):
 
 
 class FaultTable(_Table):
-    """``[[faults]]``: a worker is slower for a while."""
+    """``[[faults]]``: a worker is slower for a while, or drains."""
 
     role: Literal["prefill", "decode"]
     worker: Annotated[int, Field(ge=0)]
     at_s: Annotated[float, Field(ge=0)]
     until_s: Positive
-    slowness: Positive
+    slowness: Positive = 1.0
+    drains: bool = False
 
 
 class PlanTable(_Table):

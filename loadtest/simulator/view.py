@@ -26,6 +26,8 @@ class View:
         self.prefill_tokens = np.zeros((SIZES, prefills))
         self.prefill_requests = np.zeros(prefills)
         self.prefill_slowness = np.ones(prefills)
+        self.prefill_draining = np.zeros(prefills, dtype=np.bool_)
+        self.decode_draining = np.zeros(decodes, dtype=np.bool_)
         self.decode_running = np.zeros(decodes)
         self.decode_held = np.zeros(decodes)
         self.decode_remaining = np.zeros(decodes)
@@ -56,6 +58,7 @@ class View:
         for worker in cluster.prefills:
             self.prefill_requests[worker.index] = len(worker.jobs)
             self.prefill_slowness[worker.index] = worker.slowness
+            self.prefill_draining[worker.index] = worker.draining
             for job in worker.jobs:
                 left = job.left_tokens if job.left_tokens >= 0 else job.request.prompt_tokens - job.hit_tokens
                 self.prefill_tokens[size_of(left), worker.index] += left
@@ -65,6 +68,7 @@ class View:
         for decode in cluster.decodes:
             decode.advance(now)
             index = decode.index
+            self.decode_draining[index] = decode.draining
             self.decode_running[index] = decode.running + len(decode.waiting)
             self.decode_held[index] = decode.held_tokens
             self.decode_remaining[index] = decode.remaining_tokens

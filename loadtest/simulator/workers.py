@@ -41,12 +41,14 @@ class PrefillWorker:
 
     Attributes:
         slowness: All times are multiplied by this; 1 = healthy.
+        draining: Ends what it has and is given nothing new, once the routers know.
         queued_tokens: Of jobs that have not been finished, as far as known.
     """
 
     def __init__(self, index: int, timing: Timing, *, urgent: bool) -> None:
         self.index = index
         self.slowness = 1.0
+        self.draining = False
         self.jobs: list[Job] = []
         self.running: Job | None = None
         self._chunk = 0.0
@@ -111,6 +113,7 @@ class DecodeWorker:
         self.index = index
         self.total_tokens = total_tokens
         self.slowness = 1.0
+        self.draining = False
         self.steps = 0.0
         self.version = 0
         self.running = 0

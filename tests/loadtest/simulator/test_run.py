@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from epdserve.loadtest.simulator.baselines import BASELINES, Baseline, LeastToke
 from epdserve.loadtest.simulator.cluster import Fault
 from epdserve.loadtest.simulator.figures import figures_of, met, tpot_s, ttft_s
 from epdserve.loadtest.simulator.ours import Ours, Parts
-from epdserve.loadtest.simulator.run import Run
+from epdserve.loadtest.simulator.run import Policy, Run
 from support.simulated import SMALL, simulated, workload
 
 
@@ -71,6 +72,22 @@ def test_a_slow_worker_is_avoided() -> None:
         for w in (0, 1)
     ]
     assert shares[0] < shares[1] / 2
+
+
+@pytest.mark.parametrize("policy", [Ours, RoundRobin, LeastTokens])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_draining_worker_ends_what_it_has_and_is_given_nothing(
+    policy: Callable[[], Policy], role: str
+) -> None:
+    spec = replace(SMALL, faults=(Fault(role, 0, 1.0, 2.0, drains=True),))
+    run = simulated(policy(), spec=spec, requests=workload(rate=12.0, seconds=4.0))
+    jobs = [job for job in run.jobs if job is not None]
+    # A heartbeat later the routers know
+    inside = [getattr(job, role) for job in jobs if 1.3 < job.request.arrives_at < 2.0]
+    assert inside
+    assert 0 not in inside
+    assert 0 in [getattr(job, role) for job in jobs if job.request.arrives_at > 2.3]
+    assert all(job.finished_at > 0 for job in jobs)
 
 
 def test_pages_that_do_not_suffice_make_requests_wait_and_lose_none() -> None:
