@@ -49,10 +49,14 @@ class WorkerServicer:
     def __init__(self, handler: WorkerHandler) -> None:
         self._worker = handler
         self._watches: set[asyncio.Task[Any]] = set()
+        self._writing: set[asyncio.Task[Any] | None] = set()
+        self._ending = False
 
     def end_watches(self) -> None:
         """Cut the streams of block events off: they would never end by themselves."""
-        for task in self._watches:
+        self._ending = True
+        # gRPC refuses a status while a message is on its way: a stream that writes ends itself afterwards
+        for task in self._watches - self._writing:
             task.cancel()
 
     async def Describe(  # noqa: N802 - named by the proto
@@ -75,10 +79,17 @@ class WorkerServicer:
             await asyncio.wait([task], timeout=5.0)
 
     async def _watch(self, context: Context) -> None:
+        me = asyncio.current_task()
         async with aclosing(_closable(self._worker.watch_blocks())) as updates:
             async for update in updates:
                 for part, more in snapshot_parts(update):
-                    await context.write(update_to_pb(part, more=more))
+                    self._writing.add(me)
+                    try:
+                        await context.write(update_to_pb(part, more=more))
+                    finally:
+                        self._writing.discard(me)
+                    if self._ending:
+                        raise Draining("the worker is stopping")
 
 
 # gRPC takes a coroutine that writes for a streaming method; the generated types know only generators

@@ -132,3 +132,22 @@ async def test_watches_do_not_hold_up_the_end_of_a_worker() -> None:
         await server.stop(grace_s=30)
     assert worker.watching == 0
     await updates.aclose()
+
+
+async def test_a_worker_that_ends_amid_messages_ends_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(5):
+        worker = Watched()
+        server = await serve_prefill(worker, token=TOKEN)
+        updates = watch_blocks(server.address, role=WorkerRole.PREFILL, token=TOKEN)
+        worker.updates.put_nowait(BlockUpdate("1", True, 0, 0, (), ()))
+        names = tuple(name(number) for number in range(4000))  # more than flow control lets pass unread
+        for number in range(50):
+            worker.updates.put_nowait(BlockUpdate("1", False, number, number + 1, names, ()))
+        await read(updates)
+        async with asyncio.timeout(5):
+            await server.stop(grace_s=30)
+        assert worker.watching == 0
+        await updates.aclose()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
