@@ -22,10 +22,11 @@ def test_prompts_begin_alike_where_they_are_to(shared: bool, beginnings: int) ->
 def test_targets_are_met_by_both_or_not_at_all() -> None:
     def took(first: float, each: float, *, error: str | None = None) -> Outcome:
         times = [first, first + each, first + 2 * each]
-        return Outcome(0.0, times, times[-1], "", "length", {"completion_tokens": 3}, error=error)
+        usage = {"completion_tokens": 3}
+        return Outcome(0.0, times, times[-1], finish_reason="length", usage=usage, error=error)
 
     targets = Targets(1.0, 0.1)
-    assert targets.met(took(1.0, 0.1))
+    assert targets.met(took(1.0, 0.09))
     assert not targets.met(took(1.1, 0.1))
     assert not targets.met(took(1.0, 0.11))
     assert not targets.met(took(0.5, 0.05, error="429"))

@@ -50,7 +50,7 @@ def pool(valkey: ValkeyServer, tmp_path: Path) -> PoolConfig:
         cluster_token_file=token,
         heartbeat_s=0.1,
         lease_s=1.0,
-        start_timeout_s=20.0,
+        start_timeout_s=60.0,
         restart_backoff_s=0.05,
     )
 
@@ -90,7 +90,7 @@ async def test_workers_start_die_return_and_leave(supervisor: Supervisor, regist
 
     # the other one is told to terminate: drains, withdraws. Both come back as other lives, later than the first
     os.kill(second.pid, signal.SIGTERM)
-    await until(lambda: all(w.lives == 2 and w.running for w in supervisor.workers()), timeout_s=30)
+    await until(lambda: all(w.lives == 2 and w.running for w in supervisor.workers()), timeout_s=90)
     for before, after in zip([first, second], supervisor.workers(), strict=True):
         assert after.worker == before.worker
         assert after.incarnation > before.incarnation
