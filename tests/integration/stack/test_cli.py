@@ -1,13 +1,17 @@
 """The command line against real processes."""
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -111,24 +115,30 @@ def test_a_killed_registry_comes_back_and_clients_see_nothing(stack: Stack) -> N
 
 def test_ctrl_c_in_the_middle_of_the_start_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
     arguments = ("up", "--port", "0", "--model", str(stack.model_dir), "--state-dir", str(tmp_path / "state"))
-    before = scratch_folders()
     process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
     assert any("Ray" in line for line in lines)
     time.sleep(1.0)
     children = still_running(descendants(process.pid))
+    scratch = scratch_folders(children)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     process.stderr.close()
     assert children
     stack.wait_until(lambda: not still_running(children))
-    assert scratch_folders() == before
+    assert scratch
+    assert not [folder for folder in scratch if folder.exists()]
 
 
-def scratch_folders() -> set[str]:
-    folder = os.environ.get("TMPDIR", "/tmp")
-    return {name for name in os.listdir(folder) if name.startswith("epdserve-")}
+def scratch_folders(pids: Iterable[int]) -> set[Path]:
+    """The folders that these processes were given, and not those of whatever else runs on this machine."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):
+            words = Path(f"/proc/{pid}/cmdline").read_text()
+            found |= {Path(one) for one in re.findall(rf"{tempfile.gettempdir()}/epdserve-\w+", words)}
+    return found
 
 
 def descendants(pid: int) -> list[int]:
