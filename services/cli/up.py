@@ -210,15 +210,15 @@ def _print_ready(url: str, model: str, logs: Path, took_s: float) -> None:
 epdserve is ready at {url} after {took_s:.0f} s. Logs are in {logs}. Ctrl-C stops it.
 
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{
-    "model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 256}}'
+    "model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "temperature": 0, "max_tokens": 256}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="unused")
   answer = client.chat.completions.create(
-      model="{model}", messages=[{{"role": "user", "content": "Hello"}}], max_tokens=256)
+      model="{model}", messages=[{{"role": "user", "content": "Hello"}}], temperature=0, max_tokens=256)
   print(answer.choices[0].message)
 
-  epdserve chat --url {url}
+  epdserve chat --temperature 0 --url {url}
 """,
         flush=True,
     )
