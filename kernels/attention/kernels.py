@@ -92,6 +92,49 @@ def _split_softmax(score: tl.tensor, valid: tl.tensor, scale: tl.tensor) -> tl.t
 
 
 @triton.jit
+def _weigh_split(
+    q_even0: tl.tensor,
+    q_odd0: tl.tensor,
+    q_even1: tl.tensor,
+    q_odd1: tl.tensor,
+    rows_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    window_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    chosen_ptr: tl.tensor,
+    split: tl.tensor,
+    window_rows: tl.tensor,
+    chosen: tl.tensor,
+    table_pages: tl.tensor,
+    num_pages: tl.tensor,
+    page_bytes: tl.tensor,
+    values_offset: tl.tensor,
+    scales_offset: tl.tensor,
+    scale: tl.tensor,
+    D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PER_PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tl.tensor:
+    """A split's keys, even and odd channels of both pieces, and what ``_split_softmax`` makes of the row's scores."""
+    even0, odd0, valid = _split_entries(
+        rows_ptr, scales_ptr, window_ptr, pages_ptr, table_ptr, chosen_ptr, split, window_rows, chosen,
+        table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 0,
+    )  # fmt: skip
+    even1, odd1, valid = _split_entries(
+        rows_ptr, scales_ptr, window_ptr, pages_ptr, table_ptr, chosen_ptr, split, window_rows, chosen,
+        table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 1,
+    )  # fmt: skip
+    score = tl.dot(q_even0, tl.trans(even0), input_precision="ieee")
+    score = tl.dot(q_odd0, tl.trans(odd0), score, input_precision="ieee")
+    score = tl.dot(q_even1, tl.trans(even1), score, input_precision="ieee")
+    score = tl.dot(q_odd1, tl.trans(odd1), score, input_precision="ieee")
+    weight, best, added = _split_softmax(score, valid, scale)
+    return even0, odd0, even1, odd1, weight, best, added
+
+
+@triton.jit
 def _merge(acc: tl.tensor, part: tl.tensor, old: tl.tensor, new: tl.tensor) -> tl.tensor:
     return acc * old[:, None] + part * new[:, None]
 
@@ -177,21 +220,12 @@ def all_splits_kernel(
     acc_odd1 = tl.zeros((H, D // 4), dtype=tl.float32)
     segment = tl.load(segment_ptr + row).to(tl.int64)
     for split in range(splits):
-        even0, odd0, valid = _split_entries(
-            rows_ptr, scales_ptr, window_ptr + row * stride_window, pages_ptr, table_ptr + segment * stride_table,
-            chosen_ptr + row * stride_chosen, split, window_rows, chosen,
-            table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 0,
+        even0, odd0, even1, odd1, weight, best, added = _weigh_split(
+            q_even0, q_odd0, q_even1, q_odd1, rows_ptr, scales_ptr, window_ptr + row * stride_window,
+            pages_ptr, table_ptr + segment * stride_table, chosen_ptr + row * stride_chosen,
+            split, window_rows, chosen, table_pages, num_pages, page_bytes, values_offset, scales_offset, scale,
+            D, WINDOW, PER_PAGE, KEYS,
         )  # fmt: skip
-        even1, odd1, valid = _split_entries(
-            rows_ptr, scales_ptr, window_ptr + row * stride_window, pages_ptr, table_ptr + segment * stride_table,
-            chosen_ptr + row * stride_chosen, split, window_rows, chosen,
-            table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 1,
-        )  # fmt: skip
-        score = tl.dot(q_even0, tl.trans(even0), input_precision="ieee")
-        score = tl.dot(q_odd0, tl.trans(odd0), score, input_precision="ieee")
-        score = tl.dot(q_even1, tl.trans(even1), score, input_precision="ieee")
-        score = tl.dot(q_odd1, tl.trans(odd1), score, input_precision="ieee")
-        weight, best, added = _split_softmax(score, valid, scale)
         highest = tl.maximum(most, best)
         old, new = tl.exp2(most - highest), tl.exp2(best - highest)
         acc_even0 = _merge(acc_even0, tl.dot(weight, even0, input_precision="ieee"), old, new)
@@ -242,21 +276,12 @@ def one_split_kernel(
     q_even0, q_odd0 = _load_query(q_ptr, row, H, D, 0)
     q_even1, q_odd1 = _load_query(q_ptr, row, H, D, 1)
     segment = tl.load(segment_ptr + row).to(tl.int64)
-    even0, odd0, valid = _split_entries(
-        rows_ptr, scales_ptr, window_ptr + row * stride_window, pages_ptr, table_ptr + segment * stride_table,
-        chosen_ptr + row * stride_chosen, split, window_rows, chosen,
-        table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 0,
+    even0, odd0, even1, odd1, weight, best, added = _weigh_split(
+        q_even0, q_odd0, q_even1, q_odd1, rows_ptr, scales_ptr, window_ptr + row * stride_window,
+        pages_ptr, table_ptr + segment * stride_table, chosen_ptr + row * stride_chosen,
+        split, window_rows, chosen, table_pages, num_pages, page_bytes, values_offset, scales_offset, scale,
+        D, WINDOW, PER_PAGE, KEYS,
     )  # fmt: skip
-    even1, odd1, valid = _split_entries(
-        rows_ptr, scales_ptr, window_ptr + row * stride_window, pages_ptr, table_ptr + segment * stride_table,
-        chosen_ptr + row * stride_chosen, split, window_rows, chosen,
-        table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 1,
-    )  # fmt: skip
-    score = tl.dot(q_even0, tl.trans(even0), input_precision="ieee")
-    score = tl.dot(q_odd0, tl.trans(odd0), score, input_precision="ieee")
-    score = tl.dot(q_even1, tl.trans(even1), score, input_precision="ieee")
-    score = tl.dot(q_odd1, tl.trans(odd1), score, input_precision="ieee")
-    weight, best, added = _split_softmax(score, valid, scale)
     place = row * splits + split
     part = part_ptr + place * (H * D) + head[:, None] * D + pair[None, :]
     tl.store(part + 0, tl.dot(weight, even0, input_precision="ieee"))
