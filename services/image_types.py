@@ -54,10 +54,15 @@ class EncodeImage:
 
 @dataclass(frozen=True, slots=True)
 class EncodeJob:
-    """Images of one request."""
+    """Images of one request.
+
+    Attributes:
+        trace: W3C traceparent, empty if none.
+    """
 
     request_id: str
     images: tuple[EncodeImage, ...]
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from epdserve.services.engine.vision_parts import VisionParts
 from epdserve.services.errors import Draining, Unavailable
 from epdserve.services.image_types import EmbeddingWish, EncodeJob, EncodeResult, LentEmbeddings
 from epdserve.services.observability.metrics import MetricsServer, new_registry
+from epdserve.services.observability.tracing import tracing_from_environment
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.rpc.encode_servicer import serve_encode
 from epdserve.services.types import WIRE_VERSION, WorkerDescription, WorkerInfo, WorkerRole, WorkerState
@@ -48,6 +49,7 @@ class EncodeService:
         self._state = WorkerState.STARTING
         self._clock: Clock = SystemClock()
         self._registry = new_registry()
+        self._tracing = tracing_from_environment("epdserve-encode", settings.worker)
 
     # -- life -----------------------------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class EncodeService:
                     await asyncio.sleep(_POLL_S)
         self._leases.end_all()
         await self._exits.aclose()
+        await asyncio.to_thread(self._tracing.close)
 
     async def _open(self, exits: contextlib.AsyncExitStack) -> None:
         settings, role = self._settings, self._role
@@ -91,6 +94,7 @@ class EncodeService:
             incarnation=settings.incarnation,
             clock=self._clock,
             metrics=parts.metrics,
+            tracing=self._tracing,
         )
         self._encoding.start()
         exits.push_async_callback(self._encoding.stop)

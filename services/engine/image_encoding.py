@@ -13,6 +13,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Final
 
 import torch
@@ -40,6 +41,7 @@ from epdserve.services.image_types import (
     EncodeResult,
     LentEmbeddings,
 )
+from epdserve.services.observability.tracing import UNTRACED, Attributes, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +78,11 @@ class ImageEncoding:
         incarnation: str,
         clock: Clock,
         metrics: EmbeddingMetrics,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         self._encoder, self._store, self._settings, self._leases = encoder, store, settings, leases
         self._worker, self._incarnation = worker, incarnation
-        self._clock, self._metrics = clock, metrics
+        self._clock, self._metrics, self._tracing = clock, metrics, tracing
         self._making: dict[bytes, asyncio.Task[None]] = {}
         self._queue: deque[_Pending] = deque()
         self._queued_bytes = 0
@@ -128,7 +131,25 @@ class ImageEncoding:
             PayloadTooLarge: One exceeds a limit.
             Overloaded: Too many bytes wait, or everything in the cache is in use.
         """
-        hits, missing = 0, []
+        began, outcome, hits = perf_counter(), "failed", 0
+        try:
+            result = await self._run(job)
+            outcome, hits = "ok", result.hits
+            return result
+        finally:
+            told: Attributes = {
+                "epdserve.request_id": job.request_id,
+                "epdserve.outcome": outcome,
+                "epdserve.images": len(job.images),
+                "epdserve.hits": hits,
+            }
+            self._tracing.record(
+                "encode", parent=job.trace, began=began, ended=perf_counter(), attributes=told
+            )
+
+    async def _run(self, job: EncodeJob) -> EncodeResult:
+        hits = 0
+        missing: list[bytes] = []
         waits: list[asyncio.Task[None]] = []
         for image in job.images:
             match self._ask(image):

@@ -93,6 +93,9 @@ class Tracing:
         return self._epoch_ns + int(at * _NS)
 
 
+UNTRACED: Final = Tracing("", "")
+
+
 class TracedCall:
     """An open span, and its name for those who are called."""
 

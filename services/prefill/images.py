@@ -34,6 +34,7 @@ from epdserve.services.image_types import (
     EncodeResult,
     LentEmbeddings,
 )
+from epdserve.services.observability.tracing import Tracing
 from epdserve.services.prefill.config import PrefillSettings
 from epdserve.services.prefill.task import PrefillTask
 from epdserve.services.types import WorkerDescription, WorkerInfo
@@ -141,6 +142,7 @@ class ImageDesk:
         seat: Seat,
         clock: Clock,
         registry: CollectorRegistry,
+        tracing: Tracing,
     ) -> None:
         self._memory, self._transfers, self._steps, self._leases = memory, transfers, steps, leases
         self._describe, self._seat = describe, seat
@@ -159,6 +161,7 @@ class ImageDesk:
                 incarnation=seat.incarnation,
                 clock=clock,
                 metrics=parts.metrics,
+                tracing=tracing,
             )
             local = LocalSource(seat.worker, self.encoding, parts.store)
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,9 +18,11 @@ from epdserve.model.config import ModelConfig
 from epdserve.model.errors import ModelError
 from epdserve.services.config import parse_config
 from epdserve.services.engine.image_config import ImageMode
+from epdserve.services.engine.preparing import Prepared
 from epdserve.services.engine.seat import Seat
 from epdserve.services.engine.service import STOP_S, EngineService
 from epdserve.services.errors import DeadlineExceeded, Draining, Internal, Unavailable
+from epdserve.services.observability.tracing import Attributes
 from epdserve.services.pool.view import open_view
 from epdserve.services.pool.worker_service import WorkerSettings
 from epdserve.services.prefill.config import PrefillSettings
@@ -103,7 +106,7 @@ class PrefillService(EngineService):
         if self._state is not WorkerState.READY:
             raise Draining("this worker takes no new work", worker=self._seat.worker)
         task = self._worker.new_task(job)
-        task.ready = not self._desk.prepare(task.request, partial(self._worker.prepared, task))
+        task.ready = not self._desk.prepare(task.request, self._when_prepared(task, job.trace))
         self._loop.submit(lambda: self._worker.enqueue(task), lambda error: task.done.set_exception(error))
         self._tasks[job.request_id] = task
         try:
@@ -118,6 +121,24 @@ class PrefillService(EngineService):
             self._tasks.pop(job.request_id, None)
         self._transfers.wake()
         return result
+
+    def _when_prepared(self, task: PrefillTask, trace: str) -> Callable[[Prepared], None]:
+        """Let a task start; with a trace, tell how long the store took and what it gave."""
+        if not self._tracing.on or not trace:
+            return partial(self._worker.prepared, task)
+        began = perf_counter()
+
+        def prepared(found: Prepared) -> None:
+            tiers = Counter(tier.value for tier in found.tiers.values())
+            told: Attributes = {
+                "epdserve.request_id": task.request.request_id,
+                "epdserve.tail": found.tail is not None,
+                **{f"epdserve.{tier}_blocks": count for tier, count in tiers.items()},
+            }
+            self._tracing.record("bring up", parent=trace, began=began, ended=perf_counter(), attributes=told)
+            self._worker.prepared(task, found)
+
+        return prepared
 
     async def release_lease(self, lease: str, *, incarnation: str) -> bool:
         """End a lease; one of another incarnation never holds."""
@@ -206,6 +227,7 @@ class PrefillService(EngineService):
             seat=self._seat,
             clock=self._host.clock,
             registry=self._host.registry,
+            tracing=self._tracing,
         )
 
     def _is_read(self) -> bool:

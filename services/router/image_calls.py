@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from epdserve.services.errors import InvalidRequest, ServiceError, Unavailable
@@ -72,16 +73,20 @@ class ImageCalls:
         placed: Sequence[PlacedImage],
         *,
         timeout_s: float,
+        trace: str = "",
     ) -> PrefillResult:
         """A prefill, and the embedding of its images at the same time.
 
         A prefill that hits beyond an image does not wait for it; an image that fails ends the prefill.
 
+        Args:
+            trace: W3C traceparent, empty if none.
+
         Raises:
             ServiceError: What failed first, that of the images before that of the prefill.
         """
         encoding = asyncio.create_task(
-            self._encode(request_id, images, placed, timeout_s=timeout_s), name="encode-images"
+            self._encode(request_id, images, placed, timeout_s=timeout_s, trace=trace), name="encode-images"
         )
 
         async def run() -> PrefillResult:
@@ -118,6 +123,7 @@ class ImageCalls:
         placed: Sequence[PlacedImage],
         *,
         timeout_s: float,
+        trace: str,
     ) -> None:
         by_life: dict[_Life, list[EncodeImage]] = {}
         for image, place in zip(images, placed, strict=True):
@@ -126,7 +132,9 @@ class ImageCalls:
                 EncodeImage(picture.digest, picture.tokens, picture.data)
             )
         calls = [
-            asyncio.create_task(self._ask(life, request_id, some, timeout_s=timeout_s))
+            asyncio.create_task(
+                self._ask(life, EncodeJob(request_id, tuple(some), trace), timeout_s=timeout_s)
+            )
             for life, some in by_life.items()
         ]
         try:
@@ -137,20 +145,18 @@ class ImageCalls:
                 task.cancel()
             await asyncio.wait(calls)
 
-    async def _ask(
-        self, life: _Life, request_id: str, images: Sequence[EncodeImage], *, timeout_s: float
-    ) -> None:
+    async def _ask(self, life: _Life, job: EncodeJob, *, timeout_s: float) -> None:
         """Bytes go only where the image is not known to be."""
         worker, _ = life
-        asked = [
+        asked = tuple(
             EncodeImage(image.digest, image.tokens) if (image.digest, life) in self._sent else image
-            for image in images
-        ]
-        result = await self._cluster.encode(worker, EncodeJob(request_id, tuple(asked)), timeout_s=timeout_s)
+            for image in job.images
+        )
+        result = await self._cluster.encode(worker, replace(job, images=asked), timeout_s=timeout_s)
         if missing := set(result.missing):
-            again = tuple(image for image in images if image.digest in missing)
-            await self._cluster.encode(worker, EncodeJob(request_id, again), timeout_s=timeout_s)
-        for image in images:
+            again = tuple(image for image in job.images if image.digest in missing)
+            await self._cluster.encode(worker, replace(job, images=again), timeout_s=timeout_s)
+        for image in job.images:
             self._sent[image.digest, life] = None
             self._sent.move_to_end((image.digest, life))
         while len(self._sent) > _REMEMBERED:

@@ -300,7 +300,7 @@ class Pipeline:
         if not job.images:
             return await prefill
         return await self._images.beside(
-            prefill, job.request_id, request.images, job.images, timeout_s=timeout_s
+            prefill, job.request_id, request.images, job.images, timeout_s=timeout_s, trace=job.trace
         )
 
     async def _decode(

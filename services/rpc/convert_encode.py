@@ -23,7 +23,7 @@ def job_to_pb(job: EncodeJob) -> encode_pb2.EncodeJob:
         encode_pb2.EncodeImage(digest=image.digest, tokens=image.tokens, data=image.data)
         for image in job.images
     ]
-    return encode_pb2.EncodeJob(request_id=job.request_id, images=images)
+    return encode_pb2.EncodeJob(request_id=job.request_id, images=images, trace=job.trace)
 
 
 def job_from_pb(pb: encode_pb2.EncodeJob) -> EncodeJob:
@@ -31,6 +31,7 @@ def job_from_pb(pb: encode_pb2.EncodeJob) -> EncodeJob:
     return EncodeJob(
         pb.request_id,
         tuple(EncodeImage(_digest(image.digest), image.tokens, image.data) for image in pb.images),
+        pb.trace,
     )
 
 

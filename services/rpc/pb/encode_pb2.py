@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from . import common_pb2 as epdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65pdserve/v1/encode.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\";\n\x0b\x45ncodeImage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"I\n\tEncodeJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06images\x18\x02 \x03(\x0b\x32\x18.epdserve.v1.EncodeImage\"-\n\x0c\x45ncodeResult\x12\x0c\n\x04hits\x18\x01 \x01(\r\x12\x0f\n\x07missing\x18\x02 \x03(\x0c\"D\n\rEmbeddingWish\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\"f\n\x0eLentEmbeddings\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x11\n\tchecksums\x18\x05 \x03(\x06\"4\n\x0e\x45ndLoanRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1c\n\x0c\x45ndLoanReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\x32\x90\x02\n\x06\x45ncode\x12\x38\n\x03Run\x12\x16.epdserve.v1.EncodeJob\x1a\x19.epdserve.v1.EncodeResult\x12?\n\x04Lend\x12\x1a.epdserve.v1.EmbeddingWish\x1a\x1b.epdserve.v1.LentEmbeddings\x12\x41\n\x07\x45ndLoan\x12\x1b.epdserve.v1.EndLoanRequest\x1a\x19.epdserve.v1.EndLoanReply\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescriptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65pdserve/v1/encode.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\";\n\x0b\x45ncodeImage\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"X\n\tEncodeJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06images\x18\x02 \x03(\x0b\x32\x18.epdserve.v1.EncodeImage\x12\r\n\x05trace\x18\x03 \x01(\t\"-\n\x0c\x45ncodeResult\x12\x0c\n\x04hits\x18\x01 \x01(\r\x12\x0f\n\x07missing\x18\x02 \x03(\x0c\"D\n\rEmbeddingWish\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\"f\n\x0eLentEmbeddings\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04\x12\x11\n\tchecksums\x18\x05 \x03(\x06\"4\n\x0e\x45ndLoanRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x1c\n\x0c\x45ndLoanReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\x32\x90\x02\n\x06\x45ncode\x12\x38\n\x03Run\x12\x16.epdserve.v1.EncodeJob\x1a\x19.epdserve.v1.EncodeResult\x12?\n\x04Lend\x12\x1a.epdserve.v1.EmbeddingWish\x1a\x1b.epdserve.v1.LentEmbeddings\x12\x41\n\x07\x45ndLoan\x12\x1b.epdserve.v1.EndLoanRequest\x1a\x19.epdserve.v1.EndLoanReply\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODEIMAGE']._serialized_start=67
   _globals['_ENCODEIMAGE']._serialized_end=126
   _globals['_ENCODEJOB']._serialized_start=128
-  _globals['_ENCODEJOB']._serialized_end=201
-  _globals['_ENCODERESULT']._serialized_start=203
-  _globals['_ENCODERESULT']._serialized_end=248
-  _globals['_EMBEDDINGWISH']._serialized_start=250
-  _globals['_EMBEDDINGWISH']._serialized_end=318
-  _globals['_LENTEMBEDDINGS']._serialized_start=320
-  _globals['_LENTEMBEDDINGS']._serialized_end=422
-  _globals['_ENDLOANREQUEST']._serialized_start=424
-  _globals['_ENDLOANREQUEST']._serialized_end=476
-  _globals['_ENDLOANREPLY']._serialized_start=478
-  _globals['_ENDLOANREPLY']._serialized_end=506
-  _globals['_ENCODE']._serialized_start=509
-  _globals['_ENCODE']._serialized_end=781
+  _globals['_ENCODEJOB']._serialized_end=216
+  _globals['_ENCODERESULT']._serialized_start=218
+  _globals['_ENCODERESULT']._serialized_end=263
+  _globals['_EMBEDDINGWISH']._serialized_start=265
+  _globals['_EMBEDDINGWISH']._serialized_end=333
+  _globals['_LENTEMBEDDINGS']._serialized_start=335
+  _globals['_LENTEMBEDDINGS']._serialized_end=437
+  _globals['_ENDLOANREQUEST']._serialized_start=439
+  _globals['_ENDLOANREQUEST']._serialized_end=491
+  _globals['_ENDLOANREPLY']._serialized_start=493
+  _globals['_ENDLOANREPLY']._serialized_end=521
+  _globals['_ENCODE']._serialized_start=524
+  _globals['_ENCODE']._serialized_end=796
 # @@protoc_insertion_point(module_scope)

@@ -52,7 +52,10 @@ class EncodeJob(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    trace: _builtins.str
+    """W3C traceparent"""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodeImage]: ...
     def __init__(
@@ -60,10 +63,11 @@ class EncodeJob(_message.Message):
         *,
         request_id: _builtins.str = ...,
         images: _abc.Iterable[Global___EncodeImage] | None = ...,
+        trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "request_id", b"request_id", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,5 +1,6 @@
 """What an operator has of a running server: traces across its processes, and a bundle without secrets."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 from support.stack import Stack
+from support.vision import encoded, picture
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -20,27 +22,43 @@ def test_one_trace_id_goes_through_router_and_workers(stack: Stack, traces: Path
     answer = stack.http.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == httpx.codes.OK, answer.text
     wanted = {"epdserve-router", "epdserve-prefill", "epdserve-decode"}
-    stack.wait_until(lambda: {service for service, _ in spans(traces)} >= wanted)
-    found = spans(traces)
+    stack.wait_until(lambda: {service for service, _ in spans(traces, TRACE)} >= wanted)
+    found = spans(traces, TRACE)
     [call] = [span for _, span in found if span["name"] == "POST /v1/chat/completions"]
     assert call["parentSpanId"] == "b7ad6b7169203331"
     jobs = {span["name"]: span for service, span in found if service != "epdserve-router"}
-    assert set(jobs) == {"prefill", "decode"}
+    assert set(jobs) == {"prefill", "bring up", "decode"}  # the second is what the store gave
     for job in jobs.values():
         assert job["parentSpanId"] == call["spanId"]
         assert call["startTimeUnixNano"] < job["startTimeUnixNano"] < job["endTimeUnixNano"]
     assert int(jobs["prefill"]["endTimeUnixNano"]) <= int(jobs["decode"]["endTimeUnixNano"])
+    assert int(jobs["bring up"]["endTimeUnixNano"]) <= int(jobs["prefill"]["endTimeUnixNano"])
 
 
-def spans(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Service and span, of the one trace."""
+def test_embedding_an_image_is_a_span_of_its_request(stack: Stack, traces: Path) -> None:
+    trace = TRACE[::-1]
+    url = "data:image/png;base64," + base64.b64encode(encoded(picture(60, 50, seed=8))).decode()
+    body = stack.body("What is this?", max_tokens=1)
+    body["messages"][0]["content"] = [{"type": "image_url", "image_url": {"url": url}}]
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    answer = stack.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == httpx.codes.OK, answer.text
+    stack.wait_until(lambda: "encode" in {span["name"] for _, span in spans(traces, trace)})
+    [encode] = [span for _, span in spans(traces, trace) if span["name"] == "encode"]
+    told = {item["key"]: item["value"] for item in encode["attributes"]}
+    assert told["epdserve.outcome"] == {"stringValue": "ok"}
+    assert told["epdserve.images"] == {"intValue": "1"}
+
+
+def spans(folder: Path, trace: str) -> list[tuple[str, dict[str, Any]]]:
+    """Service and span, of one trace."""
     found = []
     for file in folder.glob("*.jsonl"):
         for line in file.read_text().splitlines():
             for resource in json.loads(line)["resourceSpans"]:
                 names = {a["key"]: a["value"].get("stringValue") for a in resource["resource"]["attributes"]}
                 for scope in resource["scopeSpans"]:
-                    ours = [span for span in scope["spans"] if span["traceId"] == TRACE]
+                    ours = [span for span in scope["spans"] if span["traceId"] == trace]
                     found += [(str(names["service.name"]), span) for span in ours]
     return found
 
