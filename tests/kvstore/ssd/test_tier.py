@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from epdserve.kvstore.errors import CorruptBlock
+from epdserve.kvstore.ssd.directory import FORMAT_VERSION
 from epdserve.kvstore.ssd.errors import DirectoryOwned, NoUsableDirectory, WrongFormat
 from epdserve.kvstore.ssd.retention import Admission, Mode, RetentionPolicy
 from support.manual_clock import ManualClock
@@ -124,6 +126,25 @@ def test_a_directory_of_another_layout_is_refused(tmp_path: Path) -> None:
     (tmp_path / "format.json").write_bytes(b"{")
     with pytest.raises(WrongFormat):
         make_tier([tmp_path], slots=8).open()
+
+
+def test_a_directory_of_another_version_is_refused_and_kept_as_it_is(tmp_path: Path) -> None:
+    tier = make_tier([tmp_path])
+    tier.open()
+    tier.put_batch([put_of(block) for block in BLOCKS])
+    tier.close()
+    written = tmp_path / "format.json"
+    ours = written.read_bytes()
+    written.write_bytes(json.dumps({**json.loads(ours), "version": FORMAT_VERSION + 1}).encode())
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(WrongFormat, match=f"'version': {FORMAT_VERSION + 1}"):
+        make_tier([tmp_path]).open()
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    written.write_bytes(ours)  # rolled back
+    again = make_tier([tmp_path])
+    again.open()
+    assert all(same(page, block) for page, block in zip(read(again, BLOCKS), BLOCKS, strict=True))
+    again.close()
 
 
 def test_one_unusable_directory_leaves_the_others_to_serve(tmp_path: Path) -> None:
