@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from epdserve.services.cli.machine import Folders, Machine
 
 TOKEN_BYTES = 32
+SCRATCH_PREFIX = "epdserve-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def run(options: UpOptions) -> None:
     machine = machine_config(table, source=source)
     port = free_port() if options.port == 0 else options.port
     model_dir = (options.model or machine.model_dir or options.demo_model_dir).absolute()
-    with tempfile.TemporaryDirectory(prefix="epdserve-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as scratch:
         chosen = _choose(model_dir, Path(scratch))
         settings = fill_in(table, chosen, port=port, source=source)
         if options.check:
@@ -62,7 +64,7 @@ def run(options: UpOptions) -> None:
         _preflight(settings, state_dir)
         _need_model(model_dir, may_write=options.model is None and machine.model_dir is None)
         check_model(model_dir)
-        with held(state_dir):
+        with held(state_dir), swept(state_dir, Path(scratch)):
             _run_machine(settings, state_dir, Path(scratch))
 
 
@@ -132,6 +134,23 @@ def held(state_dir: Path) -> Iterator[None]:
                 f"another up keeps its files in {state_dir}; give this one a --state-dir"
             ) from None
         yield
+
+
+@contextmanager
+def swept(state_dir: Path, scratch: Path) -> Iterator[None]:
+    """Note where scratch lies, and remove what an ``up`` left that was killed: its scratch holds a token."""
+    note = state_dir / "scratch"
+    with suppress(OSError):
+        left = note.readlink()
+        if left.name.startswith(SCRATCH_PREFIX) and left.parent == scratch.parent and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+    for path in (note, state_dir / "state.json"):
+        path.unlink(missing_ok=True)
+    note.symlink_to(scratch)
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
 
 
 def _run_machine(settings: UpSettings, state_dir: Path, scratch: Path) -> None:

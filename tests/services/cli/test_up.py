@@ -36,6 +36,31 @@ def test_check_prints_settings_that_are_themselves_a_file(
     assert not (tmp_path / "state").exists()
 
 
+def test_what_a_killed_up_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    state, left, scratch = tmp_path / "state", tmp_path / "epdserve-left", tmp_path / "epdserve-now"
+    for folder in (state, left, scratch):
+        folder.mkdir()
+    (left / "cluster-token").write_text("secret")
+    (state / "scratch").symlink_to(left)
+    (state / "state.json").write_text("{}")
+    with up.swept(state, scratch):
+        assert not left.exists()
+        assert not (state / "state.json").exists()
+        assert (state / "scratch").readlink() == scratch
+    assert not (state / "scratch").is_symlink()
+    assert scratch.is_dir()  # whoever made it removes it
+
+
+@pytest.mark.parametrize("name", ["mine", "elsewhere/epdserve-left"])
+def test_a_folder_that_no_up_made_is_left_alone(tmp_path: Path, name: str) -> None:
+    state, scratch = tmp_path / "state", tmp_path / "epdserve-now"
+    state.mkdir()
+    (tmp_path / name).mkdir(parents=True)
+    (state / "scratch").symlink_to(tmp_path / name)
+    with up.swept(state, scratch):
+        assert (tmp_path / name).is_dir()
+
+
 def test_check_and_start_refuse_roles_that_cannot_hand_over(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text("[decode.engine]\nblock_tokens = 64\n")
