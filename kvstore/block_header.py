@@ -21,13 +21,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from epdserve.kvstore.errors import CorruptBlock
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
+from numpy.typing import NDArray
 
 MAGIC: Final = b"EPKB"
 VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sHH16sQII24s")
 HEADER_BYTES: Final = HEADER.size
+HEADER_DTYPE: Final = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "<u2"),
+        ("flags", "<u2"),
+        ("block_hash", "V16"),
+        ("checksum", "<u8"),
+        ("crc32c", "<u4"),
+        ("payload_bytes", "<u4"),
+        ("reserved", "<u8", (3,)),
+    ]
+)
+_MAGIC_NUMBER: Final = int.from_bytes(MAGIC, "little")
 _EXACT: Final = 1
 _RESERVED: Final = bytes(24)
 
@@ -96,6 +111,18 @@ class BlockHeader:
                 raise CorruptBlock(
                     self.block_hash, field=field, found=getattr(found, field), wanted=getattr(self, field)
                 )
+
+
+def are_headers(rows: NDArray[np.void], payload_bytes: int) -> NDArray[np.bool_]:
+    """Which of these headers (``HEADER_DTYPE``) ``decode`` would take, and are of payloads of this length."""
+    sound: NDArray[np.bool_] = (
+        (rows["magic"] == _MAGIC_NUMBER)
+        & (rows["version"] == VERSION)
+        & (rows["flags"] <= _EXACT)
+        & (rows["payload_bytes"] == payload_bytes)
+        & ~rows["reserved"].any(axis=1)
+    )
+    return sound
 
 
 def encode_header(

@@ -220,7 +220,45 @@ static PyObject *seal(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(gather_doc, "gather(buffers, offset, count) -> those bytes of each, one after the other");
+
+static PyObject *gather(PyObject *module, PyObject *args) {
+    PyObject *sequence, *result = NULL;
+    Py_ssize_t offset, count;
+    Views views;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Onn", &sequence, &offset, &count)) return NULL;
+    if (offset < 0 || count < 0) return PyErr_Format(PyExc_ValueError, "%zd and %zd bytes", offset, count);
+    if (hold(sequence, PyBUF_SIMPLE, offset + count, &views) < 0) return NULL;
+    result = PyBytes_FromStringAndSize(NULL, views.count * count);
+    if (result != NULL) {
+        char *to = PyBytes_AsString(result);
+        for (Py_ssize_t i = 0; i < views.count; i++)
+            memcpy(to + i * count, (const char *)views.views[i].buf + offset, (size_t)count);
+    }
+    release(&views);
+    return result;
+}
+
+PyDoc_STRVAR(aligned_doc, "aligned(buffers, boundary) -> whether all of them begin at a multiple of it");
+
+static PyObject *aligned(PyObject *module, PyObject *args) {
+    PyObject *sequence;
+    Py_ssize_t boundary;
+    Views views;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "On", &sequence, &boundary)) return NULL;
+    if (boundary <= 0) return PyErr_Format(PyExc_ValueError, "a boundary of %zd bytes", boundary);
+    if (hold(sequence, PyBUF_SIMPLE, 0, &views) < 0) return NULL;
+    int all = 1;
+    for (Py_ssize_t i = 0; i < views.count; i++) all &= (uintptr_t)views.views[i].buf % (uintptr_t)boundary == 0;
+    release(&views);
+    return PyBool_FromLong(all);
+}
+
 static PyMethodDef methods[] = {
+    {"gather", gather, METH_VARARGS, gather_doc},
+    {"aligned", aligned, METH_VARARGS, aligned_doc},
     {"copy_pages", copy_pages, METH_VARARGS, copy_pages_doc},
     {"crc32c", crc32c, METH_VARARGS, crc32c_doc},
     {"seal", seal, METH_VARARGS, seal_doc},
@@ -233,7 +271,7 @@ static int fill_module(PyObject *module) {
         PyErr_SetString(PyExc_ImportError, "this processor lacks AVX2 or SSE4.2");
         return -1;
     }
-    return PyModule_AddIntConstant(module, "VERSION", 1);
+    return PyModule_AddIntConstant(module, "VERSION", 2);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill_module}, {0, NULL}};

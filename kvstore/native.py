@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-_VERSION: Final = 1  # of native.c: a module left over from another version is not used
+_VERSION: Final = 2  # of native.c: a module left over from another version is not used
 _HEADER_REST: Final = 32  # of a block header: its crc32c and what follows; its first 32 bytes are covered
 _NAME_BYTES, _NAME_CRC_OF_RECORD, _NAME_CRC = 128, 104, 124  # ``ssd/record.py`` has the table
 
@@ -81,6 +81,27 @@ def seal_records(bodies: Sequence[Bytes], split: int, ends: Sequence[Bytes], cov
             4, "little"
         )
         name[_NAME_CRC:] = google_crc32c.value(name[:_NAME_CRC].tobytes()).to_bytes(4, "little")
+
+
+def gather(buffers: Sequence[Bytes], offset: int, count: int) -> bytes:
+    """The ``count`` bytes from ``offset`` on of each buffer, one after the other.
+
+    Raises:
+        ValueError: A buffer is shorter.
+    """
+    if _native is not None:
+        found: bytes = _native.gather(buffers, offset, count)
+        return found
+    _require_lengths(buffers, offset + count)
+    return b"".join([buffer[offset : offset + count].tobytes() for buffer in buffers])
+
+
+def all_aligned(buffers: Sequence[Bytes], boundary: int) -> bool:
+    """Whether each (contiguous) buffer begins at a multiple of ``boundary`` bytes."""
+    if _native is not None:
+        found: bool = _native.aligned(buffers, boundary)
+        return found
+    return all(buffer.__array_interface__["data"][0] % boundary == 0 for buffer in buffers)
 
 
 def _require_lengths(buffers: Sequence[Bytes], at_least: int) -> None:

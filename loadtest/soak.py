@@ -5,9 +5,9 @@
 
 Starts its own server, whose store and pages are so small that blocks come and go all the time and the SSD tier is full.
 First every conversation is answered once, undisturbed: the reference. Then clients ask for the same conversations in
-any order, some leave in the middle, and workers and the store get kill -9 by turns. Every whole answer must be the
-reference's text: requests are `exact`, so no hit may change them. A refusal (429, 503) is an answer while somebody
-is dead; a stream that ends without saying why is not.
+any order, some leave in the middle, and workers and the store get kill -9 or stand still for some seconds. Every whole
+answer must be the reference's text: requests are `exact`, so no hit may change them. A refusal
+(429, 503) is an answer while somebody is dead; a stream that ends without saying why is not.
 """
 
 import asyncio
@@ -35,6 +35,8 @@ from epdserve.loadtest.workloads import agent_turns
 _SILENCE_S: Final = 120.0
 _LOOK_S: Final = 2.0
 _EMPTY_S: Final = 90.0
+_STOPS: Final = 0.4  # of the faults: the process stands still and goes on; the others are kill -9
+_LONGEST_STOP_S: Final = 8.0  # longer than a lease of the registry: it is given up, and wakes up fenced off
 _SMALL: Final = """
 [machine]
 ssd_bytes = 33554432
@@ -154,8 +156,17 @@ class Soak:
                 continue
             name = self._dice.choice(sorted(victims))
             with contextlib.suppress(ProcessLookupError):
-                os.kill(victims[name], signal.SIGKILL)
-                self._report.faults[f"kill -9 {name}"] += 1
+                await self._hurt(name, victims[name])
+
+    async def _hurt(self, name: str, pid: int) -> None:
+        if self._dice.random() < _STOPS:
+            os.kill(pid, signal.SIGSTOP)
+            self._report.faults[f"stop and go on {name}"] += 1
+            await asyncio.sleep(self._dice.uniform(0.5, _LONGEST_STOP_S))
+            os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            self._report.faults[f"kill -9 {name}"] += 1
 
     async def _look(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:

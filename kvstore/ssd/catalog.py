@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import google_crc32c
@@ -103,11 +103,11 @@ class NameTable:
 
     def set(self, slot: int, name: Name) -> None:
         """Name a slot, in memory."""
-        self.set_encoded(slot, name.encode())
+        self._flat[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name.encode()
 
-    def set_encoded(self, slot: int, name: bytes | memoryview) -> None:
-        """``set`` of a name's 128 bytes."""
-        self._flat[slot * NAME_BYTES : (slot + 1) * NAME_BYTES] = name
+    def set_rows(self, slots: Sequence[int], names: NDArray[np.void]) -> None:
+        """``set`` of many, each in its encoded form (``NAME_DTYPE``)."""
+        self.rows[slots] = names
 
     def clear(self, slot: int) -> None:
         """Take a slot's name away, in memory."""

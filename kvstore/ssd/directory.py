@@ -131,6 +131,11 @@ class Directory:
         if state is SlotState.FREE:
             self._free.append(slot)
 
+    def stored(self, slots: list[int], used_s: int) -> None:
+        """These were written and named."""
+        self.states[slots] = SlotState.LIVE
+        self.last_use[slots] = used_s
+
     def forget(self, slot: int, state: SlotState) -> None:
         """Take a slot's name away, in memory; ``write_names`` makes it so on disk."""
         self.table.clear(slot)

@@ -118,28 +118,30 @@ class Inventory:
             return False
         return int(place.directory.table.rows["sequence"][place.slot]) == place.name.sequence
 
-    def allocate(self) -> tuple[Directory, int] | None:
-        """A slot to write, in the directory with most room."""
-        serving = self.serving()
+    def allocate(self, serving: Sequence[Directory]) -> tuple[Directory, int] | None:
+        """A slot to write, in the directory with most room of those that serve."""
         directory = serving[0] if len(serving) == 1 else max(serving, key=lambda one: one.free, default=None)
         slot = directory.take() if directory is not None else None
         return None if directory is None or slot is None else (directory, slot)
 
-    def next_sequence(self) -> int:
-        """Number of the next put."""
-        self.sequence += 1
-        return self.sequence
+    def next_sequences(self, count: int) -> int:
+        """Number of the next put; those of the following ones come after it."""
+        self.sequence += count
+        return self.sequence - count + 1
 
-    def add(self, directory: Directory, slot: int, name: Name) -> Place | None:
-        """A written record is a stored block from now on; returns the one it replaces, now leaving."""
-        rival = self.find(name.block_hash)
-        if rival is not None:
+    def add(
+        self, directory: Directory, slots: list[int], hashes: Sequence[BlockHash], used_s: int
+    ) -> list[Place]:
+        """Written records are stored blocks from now on; returns those they replace, now leaving."""
+        rivals = [rival for name in hashes if name in self._where and (rival := self.find(name)) is not None]
+        for rival in rivals:
             self.remove(rival, SlotState.LEAVING)
-        directory.move(slot, SlotState.LIVE)
-        directory.last_use[slot] = name.last_use
-        self._where[name.block_hash] = self._code(directory, slot)
-        self.events.note(name.block_hash, held=True)
-        return rival
+        directory.stored(slots, used_s)
+        base = self._code(directory, 0)
+        for block_hash, slot in zip(hashes, slots, strict=True):
+            self._where[block_hash] = base + slot
+            self.events.note(block_hash, held=True)
+        return rivals
 
     def remove(self, place: Place, state: SlotState) -> None:
         """A block is gone from memory; its slot waits in ``state`` until the disk knows."""

@@ -55,6 +55,11 @@ class EnduranceBudget:
         self._left = (self._rate or 0.0) * _BURST_S
         self._at = clock.monotonic()
 
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget at all."""
+        return self._rate is not None
+
     def take(self, nbytes: int) -> bool:
         """Spend ``nbytes`` if they are there."""
         if self._rate is None:
@@ -77,6 +82,11 @@ class SecondHit:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._seen: OrderedDict[BlockHash, None] = OrderedDict()
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything has to come twice."""
+        return self._capacity > 0
 
     def admits(self, block_hash: BlockHash) -> bool:
         """Whether it was seen before; it is from now on. Always, when ``capacity`` is 0."""

@@ -40,12 +40,14 @@ from epdserve.kvstore.errors import CorruptBlock
 from epdserve.kvstore.native import seal_records
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
+from numpy.typing import NDArray
 
 NAME_BYTES: Final = 128
 NAME_MAGIC: Final = b"EPKN"
 NAME_VERSION: Final = 1
 ALIGNMENT: Final = 4096  # what direct I/O wants of offsets, lengths and addresses
 EXACT, HAS_PARENT, RESERVE, DELETED = 1, 2, 4, 8
+_MAGIC_NUMBER: Final = int.from_bytes(NAME_MAGIC, "little")
 _NAME_START: Final = NAME_MAGIC + NAME_VERSION.to_bytes(2, "little")
 _FLAGS: Final = EXACT | HAS_PARENT | RESERVE | DELETED
 _NAME: Final = struct.Struct("<4sHH16s16s16s16sQQQQII12s4x")
@@ -92,7 +94,7 @@ class RecordLayout:
         init=False
     )  # what the header's crc32c covers: payload and the header's first half
     covers_of_end: int = field(init=False)  # of them, so many in the record's end
-    behind_name: bytes = field(init=False, repr=False)  # zeros
+    name_at: int = field(init=False)  # in the record's end
 
     def __post_init__(self) -> None:
         if not 0 < self.payload_bytes < 2**32:
@@ -107,7 +109,7 @@ class RecordLayout:
             ("end_bytes", slot_bytes - end_offset),
             ("covered_bytes", self.payload_bytes + _CRC_COVERS),
             ("covers_of_end", self.payload_bytes + _CRC_COVERS - end_offset),
-            ("behind_name", bytes(slot_bytes - page_bytes - NAME_BYTES)),
+            ("name_at", page_bytes - end_offset),
         ):
             object.__setattr__(self, name, value)
 
@@ -217,18 +219,33 @@ def is_name(data: Bytes) -> bool:
     return known and fields[112:] == bytes(12)
 
 
-def lay_out_end(end: memoryview, layout: RecordLayout, name: Name) -> None:
-    """Write header, name and zeros behind the payload into a record's last ``end_bytes``.
+def name_rows(
+    headers: NDArray[np.void],
+    parents: Sequence[BlockHash | None],
+    owners: Sequence[tuple[bytes, bytes]],
+    reserve: Sequence[bool],
+) -> NDArray[np.void]:
+    """Names (``NAME_DTYPE``) of blocks with these headers; sequence, times and sums of crc32c are zero.
 
-    The three crc32c are zero until ``seal_records``; ``name`` is all of it but ``payload_crc32c``.
+    ``owners`` are tenants and roots, 16 bytes each.
     """
-    at = layout.payload_bytes - layout.end_offset
-    header = encode_header(name.block_hash, name.checksum, name.payload_bytes, exact=name.exact)
-    end[at:] = header + name.fields() + layout.behind_name
+    rows = np.zeros(len(headers), NAME_DTYPE)
+    rows["magic"], rows["version"] = _MAGIC_NUMBER, NAME_VERSION
+    flags = [
+        HAS_PARENT * (parent is not None) | RESERVE * over
+        for parent, over in zip(parents, reserve, strict=True)
+    ]
+    rows["flags"] = flags | (headers["flags"] & EXACT)
+    rows["block_hash"], rows["checksum"] = headers["block_hash"], headers["checksum"]
+    rows["payload_bytes"] = headers["payload_bytes"]
+    rows["parent"] = np.frombuffer(b"".join([parent or _NO_HASH for parent in parents]), "V16")
+    rows["tenant"] = np.frombuffer(b"".join([tenant for tenant, _ in owners]), "V16")
+    rows["root"] = np.frombuffer(b"".join([root for _, root in owners]), "V16")
+    return rows
 
 
 def seal(records: Sequence[Chunks], layout: RecordLayout) -> None:
-    """Compute the crc32c of records whose ends are laid out. Python's lock is free meanwhile."""
+    """Compute the crc32c of records whose ends hold header, name and zeros. Python's lock is free meanwhile."""
     ends = [record[-1] for record in records]
     seal_records([record[0] for record in records], layout.end_offset, ends, layout.covers_of_end)
 

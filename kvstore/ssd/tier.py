@@ -207,6 +207,7 @@ class SsdTier:
                     start = len(answers)
                     answers += self._intake.offer_all(puts[start : start + step], copy=False)
                     under_way += self._writer.begin(step)
+                    time.sleep(0)  # lets go of Python's lock: a thread cannot begin without it
                     if sum(len(portion.by_slot) for portion in under_way) > _UNDER_WAY_BLOCKS:
                         older = under_way[: len(under_way) // 2]
                         del under_way[: len(older)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from epdserve.kvstore.block_header import BlockHeader
+import numpy as np
 from epdserve.kvstore.ssd.directory import Directory
 from epdserve.kvstore.ssd.disk import Bytes
-from epdserve.kvstore.ssd.record import Name, RecordLayout
+from epdserve.kvstore.ssd.record import NAME_BYTES, NAME_DTYPE, RecordLayout
 from epdserve.kvstore.ssd.slots import aligned
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
+from numpy.typing import NDArray
 
 ID_BYTES = 16
 
@@ -42,10 +44,9 @@ class BlockPut:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An accepted block: its buffer, and the slot it will have."""
+    """An accepted block: its buffer, and the slot it will have. Its name lies in the buffer."""
 
-    header: BlockHeader
-    parent: BlockHash | None
+    block_hash: BlockHash
     tenant: bytes
     root: bytes
     reserve: bool
@@ -56,23 +57,6 @@ class Pending:
     page: Bytes | None = None  # where all but its end is, if it was not copied
     dropped: bool = False  # deleted before it was written
 
-    def name(self, *, sequence: int = 0, now_s: int = 0, crc32c: int = 0) -> Name:
-        """The name it will have."""
-        return Name(
-            self.header.block_hash,
-            self.parent,
-            self.tenant,
-            self.root,
-            sequence=sequence,
-            stored_at=now_s,
-            last_use=now_s,
-            checksum=self.header.checksum,
-            payload_crc32c=crc32c,
-            payload_bytes=self.header.payload_bytes,
-            exact=self.header.exact,
-            reserve=self.reserve,
-        )
-
 
 class WriteBehind:
     """A bounded queue. Memory is ``blocks`` buffers and nothing else, mapped once."""
@@ -80,14 +64,23 @@ class WriteBehind:
     def __init__(self, blocks: int, layout: RecordLayout) -> None:
         if blocks <= 0:
             raise ValueError(f"write-behind needs room for a block, got {blocks}")
-        self.buffers = list(aligned(blocks, layout.slot_bytes))
-        self.ends = [buffer[layout.end_offset :] for buffer in self.buffers]
+        whole = aligned(blocks, layout.slot_bytes)
+        self.buffers = list(whole)
+        self.end_rows: Final[Bytes] = whole[:, layout.end_offset :]  # (blocks, end_bytes)
+        self.ends = list(self.end_rows)
+        names = self.end_rows[:, layout.name_at : layout.name_at + NAME_BYTES]
+        self.names: Final[NDArray[np.void]] = names.view(NAME_DTYPE)[:, 0]  # each in its buffer
         self.by_hash: dict[BlockHash, Pending] = {}
         self._free = deque(range(blocks))
         self._queue: deque[Pending] = deque()
 
     def __len__(self) -> int:
         return len(self.by_hash)
+
+    @property
+    def room(self) -> int:
+        """Buffers that are left."""
+        return len(self._free)
 
     @property
     def full(self) -> bool:
@@ -105,7 +98,7 @@ class WriteBehind:
 
     def announce(self, pending: Pending) -> None:
         """The block is on its way: another copy of it need not come."""
-        self.by_hash[pending.header.block_hash] = pending
+        self.by_hash[pending.block_hash] = pending
 
     def enqueue(self, arrived: Sequence[Pending]) -> None:
         """Their bytes are here."""
@@ -117,8 +110,8 @@ class WriteBehind:
 
     def done(self, pending: Pending) -> None:
         """Stored or given up: its buffer is free."""
-        if self.by_hash.get(pending.header.block_hash) is pending:
-            del self.by_hash[pending.header.block_hash]
+        if self.by_hash.get(pending.block_hash) is pending:
+            del self.by_hash[pending.block_hash]
         self._free.append(pending.buffer)
 
     def by_tenant(self) -> Counter[bytes]:

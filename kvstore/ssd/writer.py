@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
-from epdserve.kvstore.ssd.record import NAME_BYTES, Chunks, Name, lay_out_end, seal
+from epdserve.kvstore.ssd.record import Chunks, seal
 from epdserve.kvstore.ssd.slots import Flight, landed
 from epdserve.kvstore.ssd.write_behind import Pending
 
@@ -20,7 +21,7 @@ class Portion:
 
     directory: Directory
     by_slot: dict[int, Pending]
-    names: dict[int, Name]
+    now_s: int  # tier time: their last use
     started_at: float
     flights: list[Flight] = field(default_factory=list)
 
@@ -41,17 +42,20 @@ class Writer:
     def begin(self, limit: int) -> list[Portion]:
         """Start to write up to ``limit`` of the blocks that wait."""
         core = self._core
-        by_directory: dict[Directory, list[tuple[Pending, Name]]] = defaultdict(list)
+        by_directory: dict[Directory, list[Pending]] = defaultdict(list)
         with core.lock:
-            batch = core.queue.batch(limit)
-            now = core.time.now()
-            for pending in batch:
+            now_s, batch = core.time.now(), []
+            for pending in core.queue.batch(limit):
                 if pending.dropped:
                     self._give_up(pending, SlotState.FREE, "dropped")
-                    continue
-                name = pending.name(sequence=core.inventory.next_sequence(), now_s=now)
-                by_directory[pending.directory].append((pending, name))
-        return [self._begin(directory, members) for directory, members in by_directory.items()]
+                else:
+                    batch.append(pending)
+                    by_directory[pending.directory].append(pending)
+            first = core.inventory.next_sequences(len(batch))
+        buffers, names = [pending.buffer for pending in batch], core.queue.names
+        names["sequence"][buffers] = np.arange(first, first + len(batch), dtype=np.uint64)
+        names["stored_at"][buffers] = names["last_use"][buffers] = now_s
+        return [self._begin(directory, members, now_s) for directory, members in by_directory.items()]
 
     def finish(self, portions: Sequence[Portion]) -> None:
         """Wait for what was begun, make it durable, name it, let it be found."""
@@ -70,14 +74,13 @@ class Writer:
             taken_s = core.clock.monotonic() - min(portion.started_at for portion in portions)
             core.metrics.batch_seconds.labels(operation="write").observe(taken_s)
 
-    def _begin(self, directory: Directory, members: list[tuple[Pending, Name]]) -> Portion:
-        by_slot = {pending.slot: pending for pending, _ in members}
-        names = {pending.slot: name for pending, name in members}
-        portion = Portion(directory, by_slot, names, self._core.clock.monotonic())
+    def _begin(self, directory: Directory, members: list[Pending], now_s: int) -> Portion:
+        by_slot = {pending.slot: pending for pending in members}
+        portion = Portion(directory, by_slot, now_s, self._core.clock.monotonic())
         if directory.failed is None:
             step = directory.slots.run_slots  # one run is on its way while the next is laid out
             for start in range(0, len(members), step):
-                items = [(one.slot, self._lay_out(one, name)) for one, name in members[start : start + step]]
+                items = [(one.slot, self._chunks(one)) for one in members[start : start + step]]
                 seal([chunks for _, chunks in items], self._core.layout)
                 portion.flights += directory.slots.begin_write(items)
         return portion
@@ -101,31 +104,27 @@ class Writer:
     def _take_up(self, portion: Portion) -> list[Directory]:
         """Name what was written and let it be found; returns where tainted blocks were replaced, by block."""
         core, directory, by_slot = self._core, portion.directory, portion.by_slot
-        name_at = core.layout.page_bytes - core.layout.end_offset
         written = list(by_slot) if directory.failed is None else []
         if written:
             with core.lock:
-                for slot in written:
-                    end = core.queue.ends[by_slot[slot].buffer]
-                    directory.table.set_encoded(slot, end.data[name_at : name_at + NAME_BYTES])
+                names = core.queue.names[[pending.buffer for pending in by_slot.values()]]
+                directory.table.set_rows(written, names)
             if not core.write_names(directory, written, sync=False):
                 written = []
-        leaving = []
         with core.lock:
+            hashes = [by_slot[slot].block_hash for slot in written]
+            replaced = core.inventory.add(directory, written, hashes, portion.now_s)
             for slot in written:
-                replaced = core.inventory.add(directory, slot, portion.names[slot])
                 core.queue.done(by_slot.pop(slot))
-                leaving += [replaced.directory] if replaced is not None else []
             for pending in by_slot.values():  # on a drive that failed
                 self._give_up(pending, SlotState.QUARANTINED, "failed")
-        core.metrics.took_up(stored=len(written) - len(leaving), replaced=len(leaving))
-        return leaving
+        core.metrics.took_up(stored=len(written) - len(replaced), replaced=len(replaced))
+        return [rival.directory for rival in replaced]
 
-    def _lay_out(self, pending: Pending, name: Name) -> Chunks:
+    def _chunks(self, pending: Pending) -> Chunks:
         """The record: in its buffer, or in the page it came in but for its end."""
         layout, queue = self._core.layout, self._core.queue
         end = queue.ends[pending.buffer]
-        lay_out_end(end.data, layout, name)
         body = queue.buffers[pending.buffer] if pending.page is None else pending.page
         return (body[: layout.end_offset], end) if layout.end_offset else (end,)
 

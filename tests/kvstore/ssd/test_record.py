@@ -15,7 +15,6 @@ from epdserve.kvstore.ssd.record import (
     NAME_DTYPE,
     Name,
     RecordLayout,
-    lay_out_end,
     name_in_record,
     restore_page,
     seal,
@@ -94,7 +93,10 @@ def test_a_record_holds_page_crc_and_name_and_becomes_a_page_again(payload: int)
     record, total = page.copy(), toy_checksum(page[:payload].data, block)
     name = NAME._replace(block_hash=block, payload_bytes=payload, checksum=total, payload_crc32c=0)
     end = record[layout.end_offset :]
-    lay_out_end(end.data, layout, name)
+    at = payload - layout.end_offset
+    end.data[at:] = (
+        page.data[payload : layout.page_bytes].tobytes() + name.fields() + bytes(len(end) - at - 192)
+    )
     seal([(record[: layout.end_offset], end)], layout)
     crc = google_crc32c.value(record[: payload + 32].tobytes())
     assert int.from_bytes(record[payload + 32 : payload + 36].tobytes(), "little") == crc
