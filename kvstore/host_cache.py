@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from epdserve.kvstore.block_header import BlockHeader, Checksum
-from epdserve.kvstore.checksums import copy_blocks, require_header, require_sum, sum_blocks
+from epdserve.kvstore.checksums import copy_blocks, require_header, require_sum, sound_until, sum_blocks
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError, CorruptBlock
 from epdserve.kvstore.host_metrics import HostCacheMetrics
@@ -22,7 +22,7 @@ from epdserve.kvstore.slots import Slot
 from epdserve.kvstore.staging import Bytes, StagingPool
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
-_PORTION: Final = 16  # blocks that are copied together: 1.8 MB of the released model
+_PORTION: Final = 32  # blocks that are copied together: 3.7 MB of the released model
 
 
 class HostCache:
@@ -111,12 +111,12 @@ class HostCache:
         Ends with ``seal``, ``abort`` or ``quarantine``. The bytes are ``StagingPool.bytes_of``.
         """
         with self._lock:
-            slot, idle_s = self._shelf.take()
-        if slot is None:
+            slots, idle_s = self._shelf.take(1)
+        if not slots:
             self._metrics.put_refused.inc()
         if idle_s:
             self._metrics.made_room(idle_s)
-        return slot
+        return slots[0] if slots else None
 
     def seal(
         self,
@@ -290,60 +290,46 @@ class HostCache:
         checksum: Checksum | None,
     ) -> int:
         """As ``put_chain``; all slots are taken before the first is filled."""
-        slots: list[Slot | None] = []  # None: held already
-        idle_s: list[float] = []
         with self._lock:
             now = self._clock.monotonic()
-            for header in headers:
-                slot = None
-                if not self._shelf.touch(header, now):
-                    slot, ages = self._shelf.take()
-                    idle_s += ages
-                    if slot is None:
-                        break
-                slots.append(slot)
-        fresh = [number for number, slot in enumerate(slots) if slot is not None]
-        sound = 0
+            fresh = [number for number, header in enumerate(headers) if not self._shelf.touch(header, now)]
+            slots, idle_s = self._shelf.take(len(fresh))
+        until = len(headers) if len(slots) == len(fresh) else fresh[len(slots)]  # no room for that one
+        kept = [headers[number] for number in fresh[: len(slots)]]
+        sound, error = 0, None
         try:
-            targets = [self._slots.bytes_of(slot) for slot in slots if slot is not None]
-            kept = [headers[number] for number in fresh]
-            sums = copy_blocks(targets, [pages[number] for number in fresh], kept, checksum)
-            for at, (number, target) in enumerate(zip(fresh, targets, strict=True)):
-                sound = number  # what is held already needs no proof
-                require_header(target, kept[at])
-                if sums is not None:
-                    require_sum(sums[at], kept[at])
-            sound = len(slots)
-        except CorruptBlock:
-            self._metrics.put_corrupt.inc()
-            raise
+            targets = [self._slots.bytes_of(slot) for slot in slots]
+            sums = copy_blocks(targets, [pages[number] for number in fresh[: len(slots)]], kept, checksum)
+            sound, error = sound_until(targets, kept, sums)
         finally:
-            new = self._settle(slots, headers, parent, sound)
+            new = self._settle(
+                slots, kept, [headers[n - 1].block_hash if n else parent for n in fresh], sound
+            )
+            again = until - len(slots) if sound == len(slots) else fresh[sound] - sound
             self._metrics.put_new.inc(new)
-            self._metrics.put_again.inc(sound - new)
-            if len(slots) < len(headers):
+            self._metrics.put_again.inc(sound - new + again)
+            if until < len(headers):
                 self._metrics.put_refused.inc()
             if idle_s:
                 self._metrics.made_room(idle_s)
-        return sound
+        if error is not None:
+            self._metrics.put_corrupt.inc()
+            raise error
+        return until
 
     def _settle(
         self,
-        slots: Sequence[Slot | None],
+        slots: Sequence[Slot],
         headers: Sequence[BlockHeader],
-        parent: BlockHash | None,
+        parents: Sequence[BlockHash | None],
         sound: int,
     ) -> int:
         """Keep the first ``sound`` of a portion, free the others; returns how many are new."""
-        new = 0
         with self._lock:
-            now = self._clock.monotonic()
-            for number, slot in enumerate(slots):
-                if slot is not None and number < sound:
-                    new += self._shelf.insert(slot, headers[number], parent, now)
-                elif slot is not None:
-                    self._shelf.abort(slot)
-                parent = headers[number].block_hash
+            filled = list(zip(slots[:sound], headers, parents, strict=False))
+            new = self._shelf.insert_all(filled, self._clock.monotonic())
+            for slot in slots[sound:]:
+                self._shelf.abort(slot)
         return new
 
     def _pin(self, hashes: Sequence[BlockHash], *, exact: bool) -> list[PinnedBlock]:

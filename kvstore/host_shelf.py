@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epdserve.kvstore.block_events import EventBuffer
 from epdserve.kvstore.block_header import BlockHeader
@@ -51,18 +51,17 @@ class Shelf:
         """Blocks that are being read, those that are out of the index already among them."""
         return sum(entry.pins > 0 for entry in self._entries.values()) + len(self._leaving)
 
-    def take(self) -> tuple[Slot | None, list[float]]:
-        """A slot to fill, and how long each block evicted for it had been idle."""
+    def take(self, count: int) -> tuple[list[Slot], list[float]]:
+        """Slots to fill, as many as can be had, and how long each block evicted for them had been idle."""
         idle_s: list[float] = []
-        slot = self._slots.acquire()
-        while slot is None and self._index.evictable:
+        slots = self._slots.acquire_some(count)
+        while len(slots) < count and self._index.evictable:
             (victim,) = self._index.evict()
             idle_s.append(self._clock.monotonic() - victim.used_at)
             self._forget(self._entries[victim.page])
-            slot = self._slots.acquire()
-        if slot is not None:
-            self._filling.add(slot.index)
-        return slot, idle_s
+            slots += self._slots.acquire_some(1)
+        self._filling.update([slot.index for slot in slots])
+        return slots, idle_s
 
     def touch(self, header: BlockHeader, now: float) -> bool:
         """Whether the block is held already, or a better one; then it is used now."""
@@ -82,18 +81,42 @@ class Shelf:
         owner: BlockOwner | None = None,
     ) -> bool:
         """Whether a filled and verified slot was kept; it is freed if the block is held already."""
-        held = self.find(header.block_hash)
-        if held is not None:
-            if held.header.exact or not header.exact:
+        return self.insert_all([(slot, header, parent)], now, owner) == 1
+
+    def insert_all(
+        self,
+        filled: Sequence[tuple[Slot, BlockHeader, BlockHash | None]],
+        now: float,
+        owner: BlockOwner | None = None,
+    ) -> int:
+        """``insert`` of slots with header and parent; returns how many were kept."""
+        kept, coming = 0, dict[BlockHash, tuple[BlockHash, PageId, BlockHash | None]]()
+        for slot, header, parent in filled:
+            block_hash = header.block_hash
+            if block_hash in coming:
+                self._index.insert_idle(list(coming.values()), now)
+                coming.clear()
+            if not self._beats_held(header):
                 self.abort(slot)
-                return False
-            self.drop(held)
-            self._metrics.evicted["replaced_by_exact"].inc()
-        self._filling.remove(slot.index)
-        page = PageId(slot.index)
-        self._index.insert_idle(header.block_hash, page, parent, now)
-        self._entries[page] = Entry(header, slot, parent=parent, owner=owner)
-        self.events.note(header.block_hash, held=True)
+                continue
+            page = PageId(slot.index)
+            coming[block_hash] = (block_hash, page, parent)
+            self._entries[page] = Entry(header, slot, 0, parent, owner)
+            self._filling.remove(slot.index)
+            self.events.note(block_hash, held=True)
+            kept += 1
+        self._index.insert_idle(list(coming.values()), now)
+        return kept
+
+    def _beats_held(self, header: BlockHeader) -> bool:
+        """Whether a block is to be kept; a worse one that is held is dropped."""
+        held = self.find(header.block_hash)
+        if held is None:
+            return True
+        if held.header.exact or not header.exact:
+            return False
+        self.drop(held)
+        self._metrics.evicted["replaced_by_exact"].inc()
         return True
 
     def abort(self, slot: Slot) -> None:

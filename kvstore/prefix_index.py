@@ -10,7 +10,7 @@ as something changes. Not thread-safe; owned by ``BlockManager``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,14 +74,17 @@ class PrefixIndex:
         node.referenced = True
         self._turned_busy(node)
 
-    def insert_idle(self, block_hash: BlockHash, page: PageId, parent: BlockHash | None, now: float) -> None:
-        """Add a block that is not held and that nobody references. Costs the same at any depth."""
-        node = self._add(block_hash, page, parent)
-        if node.busy_children:
-            self._turned_busy(node)
-        else:
-            self._evictable += 1
-        self._use(node, now)
+    def insert_idle(self, blocks: Sequence[tuple[BlockHash, PageId, BlockHash | None]], now: float) -> None:
+        """Add blocks (hash, page, parent) that are not held and that nobody references. Costs the same at any depth."""
+        nodes = []
+        for block_hash, page, parent in blocks:
+            nodes.append(node := self._add(block_hash, page, parent))
+            if node.busy_children:
+                self._turned_busy(node)
+            else:
+                self._evictable += 1
+        for node in nodes:  # afterwards, when all but the last of a chain have a child and are no leaves
+            self._use(node, now)
 
     def touch(self, block_hash: BlockHash, now: float) -> None:
         """Note a use of an unreferenced block that is over already."""

@@ -6,6 +6,7 @@ import enum
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from epdserve.kvstore.errors import ConservationError, SlotNotHeld
 
@@ -16,11 +17,10 @@ class _State(enum.Enum):
     QUARANTINED = "quarantined"
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):  # a tuple, as hundreds are taken at a time
     """A place and the number of its owners so far; proves who may give it back."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # nobody misses the tuple's method of that name
     generation: int
 
 
@@ -47,13 +47,19 @@ class SlotPool:
 
     def acquire(self) -> Slot | None:
         """A slot of one's own, or None when all are taken."""
+        slots = self.acquire_some(1)
+        return slots[0] if slots else None
+
+    def acquire_some(self, count: int) -> list[Slot]:
+        """Slots of one's own, fewer than ``count`` when all are taken."""
+        slots = []
         with self._lock:
-            if not self._free:
-                return None
-            index = self._free.popleft()
-            self._states[index] = _State.HELD
-            self._generations[index] += 1
-            return Slot(index, self._generations[index])
+            for _ in range(min(count, len(self._free))):
+                index = self._free.popleft()
+                self._states[index] = _State.HELD
+                self._generations[index] += 1
+                slots.append(Slot(index, self._generations[index]))
+        return slots
 
     def release(self, slot: Slot) -> None:
         """Give a slot back.

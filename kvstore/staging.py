@@ -63,10 +63,15 @@ class StagingPool:
 
     def acquire(self) -> Slot | None:
         """A slot of one's own, with the bytes of its last owner in it, or None when all are taken."""
-        slot = self._slots.acquire()
-        if slot is not None:
-            self._owners[slot.index] = slot.generation
-        return slot
+        slots = self.acquire_some(1)
+        return slots[0] if slots else None
+
+    def acquire_some(self, count: int) -> list[Slot]:
+        """``acquire`` of several, fewer than ``count`` when all are taken."""
+        slots = self._slots.acquire_some(count)
+        for index, generation in slots:
+            self._owners[index] = generation
+        return slots
 
     def bytes_of(self, slot: Slot) -> Bytes:
         """(slot_bytes,) uint8, writable: the slot itself and no copy.

@@ -27,13 +27,15 @@ from epdserve.kvstore.errors import PeerLost, TransferFailed, TransferUnavailabl
 from epdserve.kvstore.metrics import TransferMetrics
 from epdserve.kvstore.transfer.base import Copy, TransferState
 from epdserve.kvstore.transfer.nixl_ticket import NixlPeer, NixlTicket
-from epdserve.kvstore.transfer.plan import Ints, Spans, batches, coalesce, resolve
+from epdserve.kvstore.transfer.plan import Ints, Place, Spans, batches, coalesce, resolve, resolve_one
 from epdserve.kvstore.types import HOST_MEMORY, Endpoint, MemoryRegion, PeerId
 
 _log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_SPANS: Final = 1024
+# (N, 3) rows of address, bytes and device, and the kind of memory
+_Descriptors = tuple[npt.NDArray[np.uint64] | list[tuple[int, int, int]], str]
 _SPLIT_TRANSPORTS: Final = ("tcp", "all", "^")  # what a usable UCX_TLS names, or begins with
 
 
@@ -106,7 +108,7 @@ class NixlTransfer:
                 self._retire(known)
             # known to NIXL already: with more regions now, or forgotten with reads under way
             peer = self._peers.setdefault(peer_id, NixlPeer(peer_id, endpoint))
-            peer.endpoint, peer.retired = endpoint, False
+            peer.meet(endpoint)
             self._current[endpoint.agent] = peer_id
             return peer_id
 
@@ -124,18 +126,19 @@ class NixlTransfer:
             known = self._peers.get(peer)
             if known is None or known.retired:
                 raise UnknownPeer(peer)
+            if len(copies) == 1 and copies[0].nbytes <= _BATCH_BYTES:
+                place = resolve_one(copies[0], known.regions, self._regions)
+                ticket = self._new_ticket(known, place.nbytes)
+                self._post(ticket, *_descriptors_of_one(place))
+                return self._posted(ticket)  # no need to let others in between
             spans = [coalesce(group) for group in resolve(copies, known.regions, self._regions)]
-            ticket = NixlTicket(self, known, sum(copy.nbytes for copy in copies))
-            known.reads += 1
-            self._pending.add(ticket)
-            if len(copies) == 1 and ticket.nbytes <= _BATCH_BYTES:  # no need to let others in between
-                return self._post_last(ticket, spans[0])
+            ticket = self._new_ticket(known, sum([copy.nbytes for copy in copies]))
         for group in spans:
             for batch in batches(group, max_bytes=_BATCH_BYTES, max_spans=_BATCH_SPANS):
                 with self._lock:
-                    self._post(ticket, batch)
+                    self._post(ticket, *_descriptors(batch))
         with self._lock:
-            return self._post_last(ticket, None)
+            return self._posted(ticket)
 
     def progress(self) -> None:
         """See ``Transfer.progress``."""
@@ -164,9 +167,10 @@ class NixlTransfer:
 
     def poll_ticket(self, ticket: NixlTicket) -> TransferState:
         """``TransferTicket.poll`` of one of our tickets."""
-        with self._lock:
-            self._advance(ticket)
-            return ticket.state
+        if ticket.state is TransferState.PENDING:
+            with self._lock:
+                self._advance(ticket)
+        return ticket.state
 
     @property
     def native(self) -> Any:
@@ -188,34 +192,34 @@ class NixlTransfer:
             raise TransferUnavailable(f"transfer {self._name} is closed")
         return self._agent
 
-    def _post_last(self, ticket: NixlTicket, batch: Spans | None) -> NixlTicket:
-        if batch is not None:
-            self._post(ticket, batch)
+    def _new_ticket(self, peer: NixlPeer, nbytes: int) -> NixlTicket:
+        ticket = NixlTicket(self, peer, nbytes)
+        peer.reads += 1
+        self._pending.add(ticket)
+        return ticket
+
+    def _posted(self, ticket: NixlTicket) -> NixlTicket:
         ticket.posted = True
         self._advance(ticket)
         return ticket
 
-    def _post(self, ticket: NixlTicket, batch: Spans) -> None:
+    def _post(self, ticket: NixlTicket, remote: _Descriptors, local: _Descriptors) -> None:
         if ticket.first_error is not None:
             return
         if self._agent is None:
             ticket.fail(TransferFailed(ticket.peer.endpoint.agent, "the transfer was closed"))
             return
-        remote, remote_kind = _descriptors(batch.remote_addresses, batch.nbytes, batch.remote_device)
-        local, local_kind = _descriptors(batch.local_addresses, batch.nbytes, batch.local_device)
+        agent = self._agent
         try:
-            handle = self._agent.initialize_xfer(
-                "READ",
-                self._agent.get_xfer_descs(local, local_kind),
-                self._agent.get_xfer_descs(remote, remote_kind),
-                str(ticket.peer.peer_id),
+            handle = agent.initialize_xfer(
+                "READ", agent.get_xfer_descs(*local), agent.get_xfer_descs(*remote), str(ticket.peer.peer_id)
             )
         except self._door.errors as error:
             self._failed(ticket, error)
             return
-        self._metrics.descriptors.inc(len(batch))
+        self._metrics.descriptors.inc(len(local[0]))
         try:
-            over = self._agent.transfer(handle) == "DONE"
+            over = agent.transfer(handle) == "DONE"
         except self._door.errors as error:
             self._failed(ticket, error)
             over = True
@@ -342,12 +346,26 @@ def shipped_plugins() -> list[str]:
     return sorted(str(name) for name in _Door().open_agent("plugins").get_plugin_list())
 
 
-def _descriptors(addresses: Ints, nbytes: Ints, device_id: int) -> tuple[npt.NDArray[np.uint64], str]:
-    """(N, 3) rows of address, bytes and device, and the kind of memory."""
+def _descriptors(batch: Spans) -> tuple[_Descriptors, _Descriptors]:
+    """The remote and the local side of a batch."""
+    sides = (batch.remote_addresses, batch.remote_device), (batch.local_addresses, batch.local_device)
+    remote, local = (_rows(addresses, batch.nbytes, device) for addresses, device in sides)
+    return remote, local
+
+
+def _rows(addresses: Ints, nbytes: Ints, device_id: int) -> _Descriptors:
     kind, device = _memory_kind(device_id)
     rows = np.empty((len(addresses), 3), np.uint64)
     rows[:, 0], rows[:, 1], rows[:, 2] = addresses, nbytes, device
     return rows, kind
+
+
+def _descriptors_of_one(place: Place) -> tuple[_Descriptors, _Descriptors]:
+    """``_descriptors`` of one copy; NIXL takes a tuple faster than an array."""
+    remote_kind, remote_device = _memory_kind(place.remote_device)
+    local_kind, local_device = _memory_kind(place.local_device)
+    remote = [(place.remote_address, place.nbytes, remote_device)]
+    return (remote, remote_kind), ([(place.local_address, place.nbytes, local_device)], local_kind)
 
 
 def _memory_kind(device_id: int) -> tuple[str, int]:

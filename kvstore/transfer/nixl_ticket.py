@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from epdserve.kvstore.errors import TransferFailed
@@ -20,14 +20,18 @@ class NixlPeer:
 
     peer_id: PeerId  # the name of the peer's agent within NIXL
     endpoint: Endpoint
+    regions: dict[str, RegionDescriptor] = field(init=False)  # what it offers, by name
     reads: int = 0
     retired: bool = False
     lost: bool = False
 
-    @property
-    def regions(self) -> dict[str, RegionDescriptor]:
-        """What it offers, by name."""
-        return {region.name: region for region in self.endpoint.regions}
+    def __post_init__(self) -> None:
+        self.meet(self.endpoint)
+
+    def meet(self, endpoint: Endpoint) -> None:
+        """It is there, and offers this."""
+        self.endpoint, self.retired = endpoint, False
+        self.regions = {region.name: region for region in endpoint.regions}
 
 
 class TicketOwner(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,16 @@ from epdserve.kvstore.transfer.base import Copy
 from epdserve.kvstore.types import HOST_MEMORY, RegionDescriptor
 
 Ints = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """One contiguous copy in plain addresses."""
+
+    remote_device: int
+    local_device: int
+    remote_address: int
+    local_address: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +61,8 @@ def resolve(
     Raises:
         ValueError: A region, an index or a length that does not exist on its side, or destinations that overlap.
     """
-    if len(copies) <= 1:  # arrays would cost more than the copy of a small place
-        return [_one(copy, remote, local) for copy in copies]
+    if not copies:
+        return []
     remote_names, remote_indices, local_names, local_indices, lengths = zip(*copies, strict=True)
     nbytes = np.array(lengths, np.int64)
     remote_addresses, remote_devices = _places(remote, remote_names, remote_indices, nbytes, "remote")
@@ -68,6 +79,25 @@ def resolve(
         columns = (remote_addresses[chosen], local_addresses[chosen], nbytes[chosen])
         spans.append(Spans(remote_device, local_device, *columns))
     return spans
+
+
+def resolve_one(
+    copy: Copy, remote: Mapping[str, RegionDescriptor], local: Mapping[str, RegionDescriptor]
+) -> Place:
+    """``resolve`` of a single copy: arrays would cost more than the copy of a small place.
+
+    Raises:
+        ValueError: As ``resolve``.
+    """
+    source = _region(remote, copy.remote_region, copy.remote_index, copy.nbytes, "remote")
+    target = _region(local, copy.local_region, copy.local_index, copy.nbytes, "local")
+    return Place(
+        source.device_id,
+        target.device_id,
+        source.address + copy.remote_index * source.stride,
+        target.address + copy.local_index * target.stride,
+        copy.nbytes,
+    )
 
 
 def coalesce(spans: Spans) -> Spans:
@@ -129,19 +159,6 @@ def _places(
         addresses[chosen] = region.address + index[chosen] * region.stride
         devices[chosen] = region.device_id
     return addresses, devices
-
-
-def _one(copy: Copy, remote: Mapping[str, RegionDescriptor], local: Mapping[str, RegionDescriptor]) -> Spans:
-    """``resolve`` of a single copy."""
-    source = _region(remote, copy.remote_region, copy.remote_index, copy.nbytes, "remote")
-    target = _region(local, copy.local_region, copy.local_index, copy.nbytes, "local")
-    return Spans(
-        source.device_id,
-        target.device_id,
-        np.array((source.address + copy.remote_index * source.stride,), np.int64),
-        np.array((target.address + copy.local_index * target.stride,), np.int64),
-        np.array((copy.nbytes,), np.int64),
-    )
 
 
 def _region(
