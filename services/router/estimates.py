@@ -5,16 +5,19 @@ Everything is measured from what workers return with their results, so that it h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+import numpy as np
 from epdserve.services.policy.forecast import LengthForecast, fixed
-from epdserve.services.policy.health import Seen, faded, trouble_s
+from epdserve.services.policy.health import Seen, fading, trouble_s
 from epdserve.services.policy.length_model import LengthModel, PromptClass
+from epdserve.services.policy.pools import Floats, Indices
 from epdserve.services.router.request import GenerateRequest
-from epdserve.services.types import DecodeReceipt, FinishReason, PrefillResult, WorkerInfo
+from epdserve.services.router.worker_rows import WorkerRows
+from epdserve.services.types import DecodeReceipt, FinishReason, PrefillResult
 
 # Until something was measured; only their relation to each other matters then
 _PREFILL_TOKENS_PER_S: Final = 10_000.0
@@ -26,15 +29,9 @@ _NEWEST: Final = 0.2
 _MIN_COMPUTED_TOKENS: Final = 64
 # With fewer answers than this behind it the model is as good as blind, and a fixed length is counted on
 _MIN_ANSWERS: Final = 16
-
-
-@dataclass(slots=True)
-class _Measured:
-    prefill_tokens_per_s: float = 0.0
-    step_s: float = 0.0
-    calls: float = 0.0
-    failures: float = 0.0
-    counted_at: float = 0.0
+# What is remembered of a worker
+_SPEED, _STEP, _CALLS, _FAILURES, _COUNTED_AT = range(5)
+_FIELDS: Final = 5
 
 
 @dataclass(slots=True)
@@ -60,7 +57,7 @@ class Estimates:
         self.hits = HitCounts()
         self._blind = fixed(blind_tokens)
         self._clock = clock
-        self._workers: dict[str, _Measured] = {}
+        self._table = WorkerRows(_FIELDS)
 
     def forecast(self, request: GenerateRequest) -> LengthForecast:
         """Expected output of a request, within what it allows."""
@@ -77,10 +74,9 @@ class Estimates:
 
     def prefilled(self, worker: str, result: PrefillResult, *, expected_hit_tokens: int) -> None:
         """Learn from a prefill: the worker's speed, and whether its blocks were what the index said."""
-        seen = self._count(worker)
+        row = self._count(worker)
         if result.computed_tokens >= _MIN_COMPUTED_TOKENS and result.run_ms > 0:
-            speed = 1000 * result.computed_tokens / result.run_ms
-            seen.prefill_tokens_per_s = _smooth(seen.prefill_tokens_per_s, speed)
+            self._smooth(row, _SPEED, 1000 * result.computed_tokens / result.run_ms)
         missed = max(0, expected_hit_tokens - result.cached_tokens)
         self.hits.prefills += 1
         self.hits.expected_tokens += expected_hit_tokens
@@ -89,72 +85,93 @@ class Estimates:
 
     def decoded(self, worker: str, receipt: DecodeReceipt) -> None:
         """Learn from a finished decode: how long its steps took."""
-        seen = self._count(worker)
+        row = self._count(worker)
         if receipt.steps and receipt.decode_ms > 0:
-            seen.step_s = _smooth(seen.step_s, receipt.decode_ms / 1000 / receipt.steps)
+            self._smooth(row, _STEP, receipt.decode_ms / 1000 / receipt.steps)
 
     def failed(self, worker: str) -> None:
         """A call to a worker failed."""
-        self._count(worker).failures += 1
+        row = self._count(worker)
+        self._table.values[row, _FAILURES] += 1
 
     def prefill_tokens_per_s(self, worker: str) -> float:
         """Measured speed; of one that has not been measured, that of the others."""
-        seen = self._workers.get(worker)
-        if seen is not None and seen.prefill_tokens_per_s:
-            return seen.prefill_tokens_per_s
-        return _mean((one.prefill_tokens_per_s for one in self._workers.values()), _PREFILL_TOKENS_PER_S)
+        return float(self.prefill_speeds(self.rows([worker]))[0])
 
     def step_s(self, worker: str) -> float:
         """Measured time of a decode step; of a worker that has not been measured, that of the others."""
-        seen = self._workers.get(worker)
-        if seen is not None and seen.step_s:
-            return seen.step_s
-        return _mean((one.step_s for one in self._workers.values()), _STEP_S)
+        return float(self.steps_s(self.rows([worker]))[0])
 
-    def request_s(self, worker: str) -> float:
-        """What one more request is taken to add to a step."""
-        return _REQUEST_SHARE * self.step_s(worker)
+    @property
+    def layout(self) -> int:
+        """Changes when the numbers of ``rows`` do."""
+        return self._table.layout
 
-    def trouble_s(self, info: WorkerInfo) -> float:
-        """Delay to expect of a worker beyond its queue (``policy/health.py``)."""
-        seen = self._workers.get(info.worker)
-        if seen is None:
-            return trouble_s(Seen(step_age_s=info.step_age_s))
-        self._fade(seen)
+    def rows(self, workers: Collection[str]) -> Indices:
+        """Numbers by which the following know these workers, while ``layout`` is what it is."""
+        return self._table.rows(workers)
+
+    def prefill_speeds(self, rows: Indices) -> Floats:
+        """As ``prefill_tokens_per_s``, of several workers."""
+        return self._measured(rows, _SPEED, _PREFILL_TOKENS_PER_S)
+
+    def steps_s(self, rows: Indices) -> Floats:
+        """As ``step_s``, of several workers."""
+        return self._measured(rows, _STEP, _STEP_S)
+
+    @staticmethod
+    def requests_s(steps_s: Floats) -> Floats:
+        """What one more request is taken to add to such steps."""
+        return _REQUEST_SHARE * steps_s
+
+    def troubles_s(self, rows: Indices, step_ages_s: Floats) -> Floats:
+        """Delay to expect of workers beyond their queues (``policy/health.py``).
+
+        Args:
+            step_ages_s: How long each worker's present step had been running when it was heard of.
+        """
+        seen = self._table.values[rows].T
+        kept = fading(self._clock() - seen[_COUNTED_AT])
         return trouble_s(
             Seen(
-                step_age_s=info.step_age_s,
+                step_age_s=step_ages_s,
                 # A prefill step is a chunk and may take long on a slow device; a hang is longer still
-                usual_step_s=max(1.0, seen.step_s),
-                failures=seen.failures,
-                calls=seen.calls,
+                usual_step_s=np.maximum(1.0, seen[_STEP]),
+                failures=seen[_FAILURES] * kept,
+                calls=seen[_CALLS] * kept,
             )
         )
 
     @property
     def workers(self) -> int:
         """Workers of which something is remembered."""
-        return len(self._workers)
+        return len(self._table)
 
-    def keep(self, workers: Sequence[str]) -> None:
+    def keep(self, workers: Collection[str]) -> None:
         """Forget workers that are not among those alive, once they have become many."""
-        if len(self._workers) <= 2 * len(workers) + 8:
-            return
-        alive = set(workers)
-        for name in [name for name in self._workers if name not in alive]:
-            del self._workers[name]
+        self._table.keep(workers)
 
-    def _count(self, worker: str) -> _Measured:
-        seen = self._workers.setdefault(worker, _Measured(counted_at=self._clock()))
-        self._fade(seen)
-        seen.calls += 1
-        return seen
+    def _measured(self, rows: Indices, field: int, otherwise: float) -> Floats:
+        found: Floats = self._table.values[rows, field]
+        known = found > 0
+        if known.all():
+            return found
+        of_all = self._table.column(field)
+        of_all = of_all[of_all > 0]
+        return np.where(known, found, of_all.mean() if len(of_all) else otherwise)
 
-    def _fade(self, seen: _Measured) -> None:
-        now = self._clock()
-        seen.calls = faded(seen.calls, elapsed_s=now - seen.counted_at)
-        seen.failures = faded(seen.failures, elapsed_s=now - seen.counted_at)
-        seen.counted_at = now
+    def _smooth(self, row: int, field: int, new: float) -> None:
+        old = float(self._table.values[row, field])
+        self._table.values[row, field] = new if not old else old + _NEWEST * (new - old)
+
+    def _count(self, worker: str) -> int:
+        """Count a call; the worker's row."""
+        row = self._table.row(worker)
+        now, values = self._clock(), self._table.values[row]
+        values[_CALLS : _FAILURES + 1] *= fading(now - values[_COUNTED_AT])
+        values[_CALLS] += 1
+        values[_COUNTED_AT] = now
+        return row
 
 
 def prompt_class(request: GenerateRequest) -> PromptClass:
@@ -166,12 +183,3 @@ def prompt_class(request: GenerateRequest) -> PromptClass:
         tools=request.tools or request.grammar is not None,
         turns=request.turn,
     )
-
-
-def _smooth(old: float, new: float) -> float:
-    return new if not old else old + _NEWEST * (new - old)
-
-
-def _mean(values: Iterable[float], otherwise: float) -> float:
-    known = [value for value in values if value]
-    return sum(known) / len(known) if known else otherwise

@@ -17,9 +17,9 @@ from epdserve.services.errors import Overloaded
 from epdserve.services.policy.fairness import ServiceMeter
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.gate import Answer, GateSettings, Outlook, Verdict, decide, lowering_pays
+from epdserve.services.policy.hindsight import Hindsight
 from epdserve.services.policy.joint import Decision
 from epdserve.services.router.estimates import Estimates
-from epdserve.services.router.hindsight import Hindsight
 from epdserve.services.router.request import GenerateRequest, now
 from epdserve.services.router.routing import Route
 from epdserve.services.router.slo import SloSettings

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
+
+from epdserve.services.policy.pools import Floats, Indices
+from epdserve.services.router.worker_rows import WorkerRows
+
+_REQUESTS, _TOKENS, _OUTPUT = range(3)
+_FIELDS: Final = 3
 
 
 @dataclass(slots=True)
@@ -21,7 +28,7 @@ class InFlight:
     output_tokens: float = 0.0
 
 
-_NOTHING = InFlight()
+_NOTHING: Final = InFlight()
 
 
 class InFlightLedger:
@@ -37,6 +44,7 @@ class InFlightLedger:
     def __init__(self) -> None:
         self._own: dict[str, InFlight] = {}
         self._others: dict[str, InFlight] = {}
+        self._table = WorkerRows(_FIELDS)  # the sums of both, for placement
         self.alone = True
 
     def tokens(self, worker: str) -> int:
@@ -57,10 +65,30 @@ class InFlightLedger:
         """This router's part."""
         return self._own
 
+    @property
+    def layout(self) -> int:
+        """Changes when the numbers of ``rows`` do."""
+        return self._table.layout
+
+    def rows(self, workers: Collection[str]) -> Indices:
+        """Numbers by which ``in_flight`` knows these workers, while ``layout`` is what it is."""
+        return self._table.rows(workers)
+
+    def in_flight(self, rows: Indices) -> tuple[Floats, Floats, Floats]:
+        """Requests, tokens and expected output of workers: what ``requests``, ``tokens``, ``output_tokens`` tell."""
+        found = self._table.values[rows].T
+        return found[_REQUESTS], found[_TOKENS], found[_OUTPUT]
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget workers that are not among those alive, once they have become many."""
+        self._table.keep({*workers, *self._own, *self._others})
+
     def hear(self, others: Mapping[str, InFlight], *, routers: int) -> None:
         """Take what ``routers`` other routers have in flight, all together, in place of what was heard before."""
-        self._others = dict(others)
+        gone, self._others = self._others.keys() - others.keys(), dict(others)
         self.alone = not routers
+        for worker in (*gone, *others):
+            self._sum_up(worker)
 
     @contextmanager
     def hold(self, worker: str, tokens: int, *, output_tokens: float = 0.0) -> Iterator[None]:
@@ -69,6 +97,7 @@ class InFlightLedger:
         row.requests += 1
         row.tokens += tokens
         row.output_tokens += output_tokens
+        self._sum_up(worker)
         try:
             yield
         finally:
@@ -78,3 +107,10 @@ class InFlightLedger:
             if not row.requests:
                 # Names of dead workers must not pile up
                 del self._own[worker]
+            self._sum_up(worker)
+
+    def _sum_up(self, worker: str) -> None:
+        sums = (self.requests(worker), self.tokens(worker), self.output_tokens(worker))
+        # The row first: a new one may need another array
+        row = self._table.row(worker)
+        self._table.values[row] = sums

@@ -31,12 +31,13 @@ from epdserve.services.router.attempts import (
     remaining_s,
 )
 from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.fleets import Life, root_of
 from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.image_calls import ImageCalls
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail, now
-from epdserve.services.router.routing import Life, Placer, Route, root_of
+from epdserve.services.router.routing import Placer, Route
 from epdserve.services.schedule import UNHURRIED, Schedule
 from epdserve.services.types import (
     DecodeJob,

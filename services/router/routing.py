@@ -6,8 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from epdserve.kvstore.hashing import ImageDigest, prefix_hash_chain
 from epdserve.services.errors import Unavailable
@@ -17,12 +16,10 @@ from epdserve.services.policy.joint import Candidate, Decision, Placing, place
 from epdserve.services.policy.pools import Links
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.fleets import Fleets, Life
 from epdserve.services.router.ledger import InFlightLedger
-from epdserve.services.router.snapshot import decode_pool, machines, prefill_pool
-from epdserve.services.types import TokenIds, WorkerInfo, WorkerRole, WorkerState
-
-# One life of a worker: its replacement under the same name is another one
-Life: TypeAlias = tuple[str, str]
+from epdserve.services.router.snapshot import Fleet
+from epdserve.services.types import TokenIds, WorkerInfo, WorkerRole
 
 _IN_THREAD_ABOVE_TOKENS: Final = 16_384
 # Of the released model, with its blocks' headers; a smaller model's are taken for the same
@@ -68,13 +65,10 @@ class _Choice:
 
     Attributes:
         hits: Leading tokens of the prompt that each worker and store holds.
-        stores: The store of each machine.
     """
 
-    prefills: Sequence[WorkerInfo]
-    decodes: Sequence[WorkerInfo]
+    fleet: Fleet
     hits: Mapping[str, int]
-    stores: Mapping[str, str]
     wanted: Placing
 
 
@@ -104,28 +98,20 @@ class Placer:
         self._turns = 0
         self._cluster = cluster
         self.ledger = ledger
-        self._model_name = model_name
         self._targets = targets
         self.estimates = estimates if estimates is not None else Estimates()
+        self._fleets = Fleets(cluster, ledger, self.estimates, model_name=model_name)
         self._explained: OrderedDict[str, Route] = OrderedDict()
         self._names: OrderedDict[str, str] = OrderedDict()
         self.placed_at = float("-inf")
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""
-        return [
-            info
-            for info in self._cluster.workers()
-            if info.role is role
-            and info.state is WorkerState.READY
-            and (info.worker, info.incarnation) not in avoid
-            and (not self._model_name or info.model_name == self._model_name)
-        ]
+        return self._fleets.ready(role, avoid)
 
     def max_context_tokens(self) -> int | None:
         """Longest context that every ready worker takes, None without workers."""
-        infos = [*self.ready(WorkerRole.PREFILL), *self.ready(WorkerRole.DECODE)]
-        return min((info.max_context_tokens for info in infos), default=None)
+        return self._fleets.max_context_tokens()
 
     async def place(
         self,
@@ -155,42 +141,29 @@ class Placer:
         Raises:
             Unavailable: No pair of ready workers with one layout.
         """
-        self.estimates.keep([info.worker for info in self._cluster.workers()])
-        prefills = self.ready(WorkerRole.PREFILL, avoid)
-        decodes = self.ready(WorkerRole.DECODE, avoid)
-        layout_of = partial(_layout, deterministic=deterministic)
-        roots = {layout_of(info)[0] for info in prefills} & {layout_of(info)[0] for info in decodes}
-        roots = (roots & {root} if root else roots) - {b""}
-        if not roots:
-            missing = (
-                "prefill" if not prefills else "decode" if not decodes else "matching prefill and decode"
-            )
+        fleets = self._fleets.of(avoid, deterministic=deterministic)
+        if root:
+            fleets = {layout: fleet for layout, fleet in fleets.items() if layout[0] == root}
+        if not fleets:
+            missing = self._fleets.missing(avoid)
             raise Unavailable(f"no {missing} worker is ready", retry_after_s=1.0)
-        prefills = [info for info in prefills if layout_of(info)[0] in roots]
-        layouts = sorted({layout_of(info) for info in prefills})
-        found = await self._hit_tokens(layouts, tokens, tenant_key, images)
-        stores = {info.machine: info.worker for info in self.ready(WorkerRole.STORE, avoid)}
+        aimed = targets or self._targets
         routes = []
-        for layout, (affinity, hits) in found.items():
+        for layout, fleet in fleets.items():
+            affinity, hits = await self._hit_tokens(layout, tokens, tenant_key, images)
             wanted = Placing(
                 request_id,
                 len(tokens),
                 forecast,
-                (targets or self._targets).ttft_s,
-                (targets or self._targets).tpot_s,
+                aimed.ttft_s,
+                aimed.tpot_s,
                 _KV_BYTES_PER_TOKEN,
                 # Whether a tail will spare the window's rows is the worker's to know; all candidates are alike
                 rerun_tokens=0,
                 affinity=affinity,
                 staleness_s=0.0 if self.ledger.alone else _STALENESS_S,
             )
-            choice = _Choice(
-                [info for info in prefills if layout_of(info) == layout],
-                [info for info in decodes if layout_of(info)[0] == layout[0]],
-                hits,
-                stores,
-                wanted,
-            )
+            choice = _Choice(fleet, hits, wanted)
             routes.append(self._only(choice) or self._choose(choice))
         route = routes[0] if len(routes) == 1 else min(routes, key=_cost)
         self.placed_at = asyncio.get_running_loop().time()
@@ -221,9 +194,9 @@ class Placer:
 
     def _only(self, choice: _Choice) -> Route | None:
         """The route where there is nothing to weigh: one pair, and no tier that has more than the worker's pages."""
-        if len(choice.prefills) > 1 or len(choice.decodes) > 1:
+        if len(choice.fleet.prefills) > 1 or len(choice.fleet.decodes) > 1:
             return None
-        (prefill,), (decode,) = choice.prefills, choice.decodes
+        (prefill,), (decode,) = choice.fleet.prefills, choice.fleet.decodes
         own = choice.hits.get(prefill.worker, 0)
         if max(choice.hits.values(), default=0) > own:
             return None
@@ -234,14 +207,11 @@ class Placer:
         if self._in_turn:
             return self._next(choice)
         decision = self._decide(choice)
-        chosen = decision.chosen
-        prefill = next(info for info in choice.prefills if info.worker == chosen.prefill)
-        decode = next(info for info in choice.decodes if info.worker == chosen.decode)
-        return Route(prefill, decode, chosen.hit_tokens, lambda: decision)
+        chosen, by_name = decision.chosen, choice.fleet.by_name
+        return Route(by_name[chosen.prefill], by_name[chosen.decode], chosen.hit_tokens, lambda: decision)
 
     def _next(self, choice: _Choice) -> Route:
-        prefills = sorted(choice.prefills, key=lambda info: info.worker)
-        decodes = sorted(choice.decodes, key=lambda info: info.worker)
+        prefills, decodes = choice.fleet.prefills, choice.fleet.decodes
         prefill, decode = prefills[self._turns % len(prefills)], decodes[self._turns % len(decodes)]
         self._turns += 1
         held = choice.hits.get(prefill.worker, 0)
@@ -250,33 +220,23 @@ class Placer:
         )
 
     def _decide(self, choice: _Choice) -> Decision:
-        prefills = sorted(choice.prefills, key=lambda info: info.worker)
-        decodes = sorted(choice.decodes, key=lambda info: info.worker)
-        ledger, estimates = self.ledger, self.estimates
-        return place(
-            prefill_pool(
-                prefills, hits=choice.hits, stores=choice.stores, ledger=ledger, estimates=estimates
-            ),
-            decode_pool(decodes, ledger=ledger, estimates=estimates, numbers=machines(prefills)),
-            _LINKS,
-            choice.wanted,
-        )
+        prefills, decodes = choice.fleet.pools(choice.hits)
+        return place(prefills, decodes, _LINKS, choice.wanted)
 
     async def _hit_tokens(
         self,
-        layouts: Sequence[tuple[bytes, int]],
+        layout: tuple[bytes, int],
         tokens: TokenIds,
         tenant_key: bytes,
         images: Sequence[ImageDigest],
-    ) -> dict[tuple[bytes, int], tuple[bytes, dict[str, int]]]:
-        """By layout of the pool: the prompt's first block, and leading tokens that each worker and store holds."""
-        hits: dict[tuple[bytes, int], tuple[bytes, dict[str, int]]] = {}
-        for root, block_tokens in layouts:
-            hashes = await self._chain(tokens, root, block_tokens, tenant_key, images)
-            found = self._cluster.hits(hashes) if hashes else {}
-            held = {worker: blocks * block_tokens for worker, blocks in found.items()}
-            hits[root, block_tokens] = (hashes[0] if hashes else b"", held)
-        return hits
+    ) -> tuple[bytes, dict[str, int]]:
+        """The prompt's first block in a layout of the pool, and leading tokens that each worker and store holds."""
+        root, block_tokens = layout
+        hashes = await self._chain(tokens, root, block_tokens, tenant_key, images)
+        if not hashes:
+            return b"", {}
+        found = self._cluster.hits(hashes)
+        return hashes[0], {worker: blocks * block_tokens for worker, blocks in found.items()}
 
     async def _chain(
         self,
@@ -300,13 +260,3 @@ def _cost(route: Route) -> tuple[float, str]:
     """What the routes of several layouts are sorted by."""
     assert route.decision is not None
     return route.decision.chosen.cost, route.prefill.worker
-
-
-def root_of(info: WorkerInfo, *, deterministic: bool) -> bytes:
-    """Root of the blocks that a request would meet at a worker; empty if it takes none of this kind."""
-    return info.deterministic_root if deterministic else info.cache_root
-
-
-def _layout(info: WorkerInfo, *, deterministic: bool) -> tuple[bytes, int]:
-    """What workers must agree on to share blocks."""
-    return root_of(info, deterministic=deterministic), info.block_tokens

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from epdserve.services.policy.pools import floats
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.sampling import SamplingParams
@@ -11,6 +12,7 @@ from epdserve.services.types import (
     KVHandle,
     PrefillResult,
     TailRef,
+    WorkerInfo,
     WorkerRole,
     token_ids,
 )
@@ -38,6 +40,10 @@ def request(*, effort: int = 75, tenant: bytes = b"t" * 32, max_tokens: int = 40
 def result(*, computed: int = 1000, run_ms: float = 100.0, cached: int = 0) -> PrefillResult:
     handle = KVHandle("p0", "1", "lease", (), TailRef(0, 1, 4096, 0, True), computed + cached)
     return PrefillResult(handle, cached, 0, computed, 0.0, run_ms)
+
+
+def trouble_s(estimates: Estimates, info: WorkerInfo) -> float:
+    return float(estimates.troubles_s(estimates.rows([info.worker]), floats([info.step_age_s]))[0])
 
 
 def test_a_fixed_length_is_counted_on_until_something_is_known() -> None:
@@ -82,16 +88,16 @@ def test_what_was_not_where_the_index_said_is_counted() -> None:
 def test_failures_are_avoided_for_a_while_and_then_forgiven() -> None:
     clock = Clock()
     estimates, info = Estimates(clock=clock), worker_info("p0", WorkerRole.PREFILL)
-    assert estimates.trouble_s(info) == 0.0
+    assert trouble_s(estimates, info) == 0.0
     for _ in range(20):
         estimates.failed("p0")
-    assert estimates.trouble_s(info) > 1.0
+    assert trouble_s(estimates, info) > 1.0
     clock.now = 120.0
-    assert estimates.trouble_s(info) < 0.01
+    assert trouble_s(estimates, info) < 0.01
 
 
 def test_a_hanging_step_is_seen_before_any_call_fails() -> None:
-    assert Estimates().trouble_s(worker_info("p0", WorkerRole.PREFILL, step_age_s=20.0)) > 10.0
+    assert trouble_s(Estimates(), worker_info("p0", WorkerRole.PREFILL, step_age_s=20.0)) > 10.0
 
 
 def test_workers_that_are_gone_are_forgotten_once_they_are_many() -> None:

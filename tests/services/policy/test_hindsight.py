@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from epdserve.services.router.hindsight import Hindsight
+from epdserve.services.policy.hindsight import Hindsight
 
 
 def told(hindsight: Hindsight, name: str, *, ttft_s: float = 1.0, tpot_s: float = 0.05) -> None:
