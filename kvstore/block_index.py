@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from epdserve.kvstore.holder_table import HolderTable
 from epdserve.kvstore.types import BlockEvents, BlockHash
+
+_LONG: Final = 48  # blocks from which looking all of them up together is faster, even if few are known
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class BlockIndex:
         self._workers: dict[str, _Worker] = {}
         self._table = HolderTable()  # one lookup answers for all workers
         self._free_numbers: list[int] = []
+        self._names: dict[int, str] = {}  # by number
         self._snapshots = 0
         self._events = 0
         self._gaps = 0
@@ -56,6 +60,7 @@ class BlockIndex:
         if known is None:
             number = self._free_numbers.pop() if self._free_numbers else len(self._workers)
             known = self._workers[worker] = _Worker(number, next_seq)
+            self._names[number] = worker
         else:
             self._table.clear(known.number)
         self._table.add(known.number, tuple(hashes))
@@ -90,10 +95,13 @@ class BlockIndex:
         if known is not None:
             self._table.clear(known.number)
             self._free_numbers.append(known.number)
+            del self._names[known.number]
 
     def longest_prefix(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
         """Blocks of a chain each worker holds from its start on; workers that hold none are left out."""
-        names = {1 << known.number: worker for worker, known in self._workers.items()}
+        if len(hashes) >= _LONG:
+            return self._longest_prefix_of_many(hashes)
+        names = {1 << number: worker for number, worker in self._names.items()}
         lengths: dict[str, int] = {}
         mask = sum(names)
         length = 0
@@ -108,6 +116,12 @@ class BlockIndex:
         if hashes:
             _note(lengths, names, mask, length + 1)
         return lengths
+
+    def _longest_prefix_of_many(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
+        if not next(self._table.holders(hashes[:1])):
+            return {}
+        names = self._names
+        return {names[number]: blocks for number, blocks in self._table.prefix_lengths(hashes).items()}
 
     def counts(self) -> BlockIndexCounts:
         """Size and news so far."""

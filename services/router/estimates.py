@@ -47,6 +47,9 @@ class HitCounts:
 class Estimates:
     """Owned by the event loop. Bounded by the workers that are alive (``keep``) and by the length model's cells.
 
+    Attributes:
+        failures: Calls that ever failed.
+
     Args:
         blind_tokens: The length counted on while the model knows nothing.
         clock: Seconds, monotonic.
@@ -58,6 +61,7 @@ class Estimates:
         self._blind = fixed(blind_tokens)
         self._clock = clock
         self._table = WorkerRows(_FIELDS)
+        self.failures = 0
 
     def forecast(self, request: GenerateRequest) -> LengthForecast:
         """Expected output of a request, within what it allows."""
@@ -93,14 +97,19 @@ class Estimates:
         """A call to a worker failed."""
         row = self._count(worker)
         self._table.values[row, _FAILURES] += 1
+        self.failures += 1
 
     def prefill_tokens_per_s(self, worker: str) -> float:
         """Measured speed; of one that has not been measured, that of the others."""
-        return float(self.prefill_speeds(self.rows([worker]))[0])
+        return self._one(worker, _SPEED) or float(self.prefill_speeds(self.rows([worker]))[0])
 
     def step_s(self, worker: str) -> float:
         """Measured time of a decode step; of a worker that has not been measured, that of the others."""
-        return float(self.steps_s(self.rows([worker]))[0])
+        return self._one(worker, _STEP) or float(self.steps_s(self.rows([worker]))[0])
+
+    def now(self) -> float:
+        """By the clock of these estimates."""
+        return self._clock()
 
     @property
     def layout(self) -> int:
@@ -150,6 +159,9 @@ class Estimates:
     def keep(self, workers: Collection[str]) -> None:
         """Forget workers that are not among those alive, once they have become many."""
         self._table.keep(workers)
+
+    def _one(self, worker: str, field: int) -> float:
+        return float(self._table.values[self._table.row(worker), field])
 
     def _measured(self, rows: Indices, field: int, otherwise: float) -> Floats:
         found: Floats = self._table.values[rows, field]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
-from epdserve.services.policy.pools import DecodePool, Floats, Indices, PrefillPool, WorkerNames, floats
+from epdserve.services.policy.pools import DecodePool, Floats, Indices, PrefillPool, WorkerNames
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.types import WorkerInfo
@@ -23,14 +24,23 @@ _FAR_BYTES_PER_S: Final = 1e9
 _FULLNESS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Where ledger and estimates know the workers of one role, while their layouts are these."""
+# What was measured of workers is looked at again so often, and whenever a call has failed
+_MEASURED_EVERY_S: Final = 0.05
 
-    ledger_layout: int
-    estimates_layout: int
-    in_ledger: Indices
-    in_estimates: Indices
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was measured of workers, prefill and decode, and where ledger and estimates know them."""
+
+    layouts: tuple[int, int]
+    failures: int
+    at: float
+    in_ledger: tuple[Indices, Indices]
+    tokens_per_s: Floats
+    step_s: Floats
+    request_s: Floats
+    token_s: Floats
+    troubles_s: tuple[Floats, Floats]
 
 
 class Fleet:
@@ -56,7 +66,8 @@ class Fleet:
         self._ledger, self._estimates = ledger, estimates
         self._prefill_names = WorkerNames(map(_name, self.prefills))
         self._decode_names = WorkerNames(map(_name, self.decodes))
-        self._rows: tuple[_Rows, _Rows] | None = None
+        self._places = {name: place for place, name in enumerate(self._prefill_names)}
+        self._measured: _Measured | None = None
         self._read_prefills(stores)
         self._read_decodes()
 
@@ -66,84 +77,97 @@ class Fleet:
         Args:
             hits: Leading tokens of the prompt that each worker and store holds.
         """
-        prefill_rows, decode_rows = self._known_rows()
-        return self._prefill_pool(prefill_rows, hits), self._decode_pool(decode_rows)
-
-    def _read_prefills(self, stores: Mapping[str, str]) -> None:
-        infos = self.prefills
-        numbers = {name: number for number, name in enumerate(sorted({info.machine for info in infos}))}
-        names = sorted(set(stores.values()))
-        places = {store: place for place, store in enumerate(names)}
-        self._prefill_machines = _integers([numbers[info.machine] for info in infos])
-        self._decode_machines = _integers(
-            [numbers.get(info.machine, len(numbers) + 1) for info in self.decodes]
-        )
-        self._stores = names
-        # The last place is of no store, which has nothing
-        self._store_of = _integers([places.get(stores.get(info.machine, ""), len(names)) for info in infos])
-        self._queued = floats([info.queued_tokens for info in infos])
-        self._fetch_speeds = fetch_speeds(infos)
-        self._prefill_ages = floats([info.step_age_s for info in infos])
-
-    def _read_decodes(self) -> None:
-        infos = self.decodes
-        self._running = floats([info.running for info in infos])
-        held = [(info.total_pages - info.free_pages) * info.block_tokens for info in infos]
-        self._held = np.maximum(0.0, floats(held))
-        self._total = np.maximum(1.0, floats([info.total_pages * info.block_tokens for info in infos]))
-        self._decode_ages = floats([info.step_age_s for info in infos])
-        self._no_hits = np.zeros(len(infos))
-
-    def _known_rows(self) -> tuple[_Rows, _Rows]:
-        rows, layouts = self._rows, (self._ledger.layout, self._estimates.layout)
-        if rows is None or (rows[0].ledger_layout, rows[0].estimates_layout) != layouts:
-            rows = self._rows = self._find_rows(self._prefill_names), self._find_rows(self._decode_names)
-        return rows
-
-    def _find_rows(self, names: Sequence[str]) -> _Rows:
-        ledger, estimates = self._ledger, self._estimates
-        return _Rows(ledger.layout, estimates.layout, ledger.rows(names), estimates.rows(names))
-
-    def _prefill_pool(self, rows: _Rows, hits: Mapping[str, int]) -> PrefillPool:
-        _, tokens, _ = self._ledger.in_flight(rows.in_ledger)
-        return PrefillPool(
+        measured = self._look_again()
+        in_prefills, in_decodes = measured.in_ledger
+        _, ahead, _ = self._ledger.in_flight(in_prefills)
+        requests, tokens, output = self._ledger.in_flight(in_decodes)
+        prefills = PrefillPool(
             self._prefill_names,
             self._prefill_machines,
-            np.maximum(self._queued, tokens),
-            self._estimates.prefill_speeds(rows.in_estimates),
+            np.maximum(self._queued, ahead),
+            measured.tokens_per_s,
             self._hit_tokens(hits),
             self._fetch_speeds,
-            self._estimates.troubles_s(rows.in_estimates, self._prefill_ages),
+            measured.troubles_s[0],
         )
-
-    def _hit_tokens(self, hits: Mapping[str, int]) -> Floats:
-        """Of each worker: in its own pages, with its machine's store, with any store."""
-        found = np.zeros((3, len(self.prefills)))
-        if hits:
-            get = hits.get
-            found[0] = [get(name, 0) for name in self._prefill_names]
-            in_stores = floats([*(get(name, 0) for name in self._stores), 0])
-            np.maximum(found[0], in_stores[self._store_of], out=found[1])
-            np.maximum(found[1], in_stores.max(), out=found[2])
-        return found
-
-    def _decode_pool(self, rows: _Rows) -> DecodePool:
-        requests, tokens, output = self._ledger.in_flight(rows.in_ledger)
-        step_s = self._estimates.steps_s(rows.in_estimates)
-        return DecodePool(
+        decodes = DecodePool(
             self._decode_names,
             self._decode_machines,
             np.maximum(self._running, requests),
             np.maximum(self._held, tokens),
             output,
             self._total,
+            measured.step_s,
+            measured.request_s,
+            measured.token_s,
+            self._no_hits,
+            measured.troubles_s[1],
+        )
+        return prefills, decodes
+
+    def _read_prefills(self, stores: Mapping[str, str]) -> None:
+        infos = self.prefills
+        names = sorted(set(stores.values()))
+        places = {store: place for place, store in enumerate(names)}
+        self._store_places = places
+        self._prefill_machines, self._decode_machines = _machines(infos, self.decodes)
+        # The last place is of no store, which has nothing
+        self._store_of = _integers([places.get(stores.get(info.machine, ""), len(names)) for info in infos])
+        self._queued, self._prefill_ages = _columns(infos, "queued_tokens", "step_age_s")
+        self._fetch_speeds = fetch_speeds(infos)
+
+    def _read_decodes(self) -> None:
+        self._running, total, free, block_tokens, self._decode_ages = _columns(
+            self.decodes, "running", "total_pages", "free_pages", "block_tokens", "step_age_s"
+        )
+        self._held = np.maximum(0.0, (total - free) * block_tokens)
+        self._total = np.maximum(1.0, total * block_tokens)
+        self._no_hits = np.zeros(len(self.decodes))
+
+    def _look_again(self) -> _Measured:
+        """What was measured, not older than a moment."""
+        ledger, estimates, known = self._ledger, self._estimates, self._measured
+        layouts, now = (ledger.layout, estimates.layout), estimates.now()
+        if (
+            known is not None
+            and (known.layouts, known.failures) == (layouts, estimates.failures)
+            and now - known.at < _MEASURED_EVERY_S
+        ):
+            return known
+        prefills, decodes = estimates.rows(self._prefill_names), estimates.rows(self._decode_names)
+        step_s = estimates.steps_s(decodes)
+        in_ledger = ledger.rows(self._prefill_names), ledger.rows(self._decode_names)
+        self._measured = known = _Measured(
+            layouts,
+            estimates.failures,
+            now,
+            in_ledger,
+            estimates.prefill_speeds(prefills),
             step_s,
-            self._estimates.requests_s(step_s),
+            estimates.requests_s(step_s),
             # Fuller workers come after emptier ones where all else is equal
             step_s * _FULLNESS / self._total,
-            self._no_hits,
-            self._estimates.troubles_s(rows.in_estimates, self._decode_ages),
+            (
+                estimates.troubles_s(prefills, self._prefill_ages),
+                estimates.troubles_s(decodes, self._decode_ages),
+            ),
         )
+        return known
+
+    def _hit_tokens(self, hits: Mapping[str, int]) -> Floats:
+        """Of each worker: in its own pages, with its machine's store, with any store."""
+        found = np.zeros((3, len(self.prefills)))
+        if not hits:
+            return found
+        own, stores = found[0], np.zeros(len(self._store_places) + 1)
+        for name, tokens in hits.items():
+            if (place := self._places.get(name)) is not None:
+                own[place] = tokens
+            elif (place := self._store_places.get(name)) is not None:
+                stores[place] = tokens
+        np.maximum(own, stores[self._store_of], out=found[1])
+        np.maximum(found[1], stores.max(), out=found[2])
+        return found
 
 
 def fetch_speeds(infos: Sequence[WorkerInfo]) -> Floats:
@@ -152,9 +176,8 @@ def fetch_speeds(infos: Sequence[WorkerInfo]) -> Floats:
     As its heartbeat tells them, measured in the last minute; of a worker that did not fetch, the mean of the others.
     The index does not know in which tier a store has a block, so the slower one of those in use counts.
     """
-    host = _measured([info.host_bytes_per_s for info in infos])
-    ssd = _measured([info.ssd_bytes_per_s for info in infos])
-    far = _measured([info.peer_bytes_per_s for info in infos])
+    told = _columns(infos, "host_bytes_per_s", "ssd_bytes_per_s", "peer_bytes_per_s")
+    host, ssd, far = np.where(told > 0, told, np.inf)
     return np.stack(
         (
             np.ones(len(infos)),
@@ -164,16 +187,24 @@ def fetch_speeds(infos: Sequence[WorkerInfo]) -> Floats:
     )
 
 
-def _measured(speeds: Sequence[float]) -> Floats:
-    """Infinite where nothing was measured."""
-    told = floats(speeds)
-    return np.where(told > 0, told, np.inf)
-
-
 def _filled(speeds: Floats, otherwise: float) -> Floats:
     """With something in place of the infinite, which nobody measured."""
     known = np.isfinite(speeds)
     return np.where(known, speeds, speeds[known].mean() if known.any() else otherwise)
+
+
+def _columns(infos: Sequence[WorkerInfo], *names: str) -> Floats:
+    """Numbers of records: a row a name, an element a worker."""
+    return np.array(list(map(attrgetter(*names), infos)), dtype=np.float64).reshape(-1, len(names)).T
+
+
+def _machines(prefills: Sequence[WorkerInfo], decodes: Sequence[WorkerInfo]) -> tuple[Indices, Indices]:
+    """Number of each worker's machine; those without a prefill worker share one, which is no machine's."""
+    numbers = {name: number for number, name in enumerate(sorted({info.machine for info in prefills}))}
+    return (
+        _integers([numbers[info.machine] for info in prefills]),
+        _integers([numbers.get(info.machine, len(numbers) + 1) for info in decodes]),
+    )
 
 
 def _integers(values: Sequence[int]) -> Indices:
