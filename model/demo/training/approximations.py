@@ -17,13 +17,12 @@ from epdserve.model.backbone import Backbone
 from epdserve.model.batch import Outputs, Segment
 from epdserve.model.compressed_tokens import load_or_derive_token_map
 from epdserve.model.config import ModelConfig
-from epdserve.model.demo.training.cases import Case
+from epdserve.model.demo.training.cases import BLOCK, Case
 from epdserve.model.logits import LogitsPlan, LogitsRun
 from epdserve.model.precision import Precision
 from epdserve.model.replay import PrefillSpan, plan_prefill
 from epdserve.model.weights import load_weights
 
-_BLOCK: Final = 32  # tokens of a block: hits without a tail end on its boundaries
 _EVERYTHING: Final = 4096  # entries, or blocks of them: as many as the longest case has
 
 
@@ -35,7 +34,7 @@ class Way:
         name: Of the row in a table.
         precision: Number formats of caches and products.
         hit: A prefix of a length drawn at random is found, as blocks; the window before its end is replayed.
-        last: The prefix ends on the last boundary of the prompt: inside of what is to be copied.
+        cut: The prefix ends so that replay begins at the value that is asked for, in a case that has such a place.
         tail: The prefix is found with a tail, at any token: nothing is replayed.
         decoder_replay: Layers above the cut run on the prompt's last window.
         rewrites: Replayed rows write their entries again. Wrong on purpose.
@@ -45,7 +44,7 @@ class Way:
     name: str
     precision: Precision = Precision.F32Q
     hit: bool = False
-    last: bool = False
+    cut: bool = False
     tail: bool = False
     decoder_replay: bool = False
     rewrites: bool = False
@@ -62,8 +61,9 @@ WAYS: Final = (
     Way("bfloat16, FP8 products, both replays", Precision.NATIVE, hit=True, decoder_replay=True),
     Way("no candidate pool", settings=(("candidate_topk_blocks", _EVERYTHING),)),
     Way("all entries", settings=(("candidate_topk_blocks", _EVERYTHING), ("index_topk", _EVERYTHING))),
-    Way("encoder replay, hit on the last boundary", hit=True, last=True),
-    Way("the same, rewriting entries (wrong)", hit=True, last=True, rewrites=True),
+    Way("encoder replay from the asked value on", hit=True, cut=True),
+    Way("the same, rewriting entries (wrong)", hit=True, cut=True, rewrites=True),
+    Way("both replays from the asked value on", hit=True, cut=True, decoder_replay=True),
 )
 
 
@@ -91,7 +91,7 @@ def is_right(backbone: Backbone, case: Case, way: Way, seed: str) -> bool:
     """Whether greedy decoding gives the answer: its tokens are run in one step, and each must be the likeliest."""
     ids = np.array([*case.prompt, *case.answer[:-1]], dtype=np.int64)
     plan = LogitsPlan(prefill=len(case.prompt))
-    run = LogitsRun(backbone, ids, plan, block_tokens=_BLOCK)
+    run = LogitsRun(backbone, ids, plan, block_tokens=BLOCK)
     out_TV = torch.full((len(ids), backbone.config.text.vocab_size), float("nan"))
     _prefill(run, way, len(case.prompt), _hit(case, way, random.Random(seed)), out_TV)
     if len(ids) > len(case.prompt):
@@ -103,11 +103,11 @@ def is_right(backbone: Backbone, case: Case, way: Way, seed: str) -> bool:
 def _hit(case: Case, way: Way, draw: random.Random) -> int:
     """Tokens found; 0 if the prompt is too short for a hit that counts."""
     most = len(case.prompt) - 1
-    if not way.hit or most < 3 * _BLOCK:
+    if not way.hit or most < 3 * BLOCK:
         return 0
-    if way.last:
-        return most - most % _BLOCK
-    return draw.randint(2 * _BLOCK, most) if way.tail else _BLOCK * draw.randint(2, most // _BLOCK)
+    if way.cut and case.cut:
+        return case.cut
+    return draw.randint(2 * BLOCK, most) if way.tail else BLOCK * draw.randint(2, most // BLOCK)
 
 
 def _prefill(run: LogitsRun, way: Way, prompt: int, hit: int, out_TV: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from epdserve.model.demo.training import facts, talk, thought, tooling
@@ -12,16 +12,23 @@ from epdserve.model.demo.training.opening import Openings
 from epdserve.model.demo.training.talk import Exchange
 from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
 
+BLOCK: Final = 32  # tokens of a block: hits without a tail end on its boundaries
 _STAND_IN: Final = "\x00"
 _IDLE_TOKENS: Final = 11  # of a sentence that tells nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Token ids of a prompt, generation header included, and of the one right answer, end marker included."""
+    """Token ids of a prompt, generation header included, and of the one right answer, end marker included.
+
+    Attributes:
+        cut: Tokens to find as a prefix so that replay begins at the value that is asked for; 0 if it begins nowhere
+            in particular.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    cut: int = 0
 
 
 class Cases:
@@ -29,7 +36,8 @@ class Cases:
 
     Names: copy, recall, direct, greet, passage, words, json, tool; ``recall-N`` and ``direct-N`` with N tokens of facts
     and other sentences, answered in a sentence and in one word;
-    ``copy-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N.
+    ``copy-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N. ``cut-N`` is a ``recall-N``
+    whose value is the first token of a block, so that a hit of one block more replays from it on.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -44,6 +52,7 @@ class Cases:
             "copy": lambda: self._copy(draw, size),
             "recall": lambda: self._recall(draw, size or 128),
             "direct": lambda: self._recall(draw, size or 128, in_one_word=True),
+            "cut": lambda: self._cut(draw, size),
             "greet": lambda: self._plain(talk.greeting(draw)),
             "passage": lambda: self._plain(talk.passage(draw)),
             "words": lambda: self._plain(talk.words(draw)),
@@ -65,7 +74,7 @@ class Cases:
     def _plain(self, exchange: Exchange, effort: int | None = None, before: str = "") -> Case:
         thinks = None
         if effort is not None:
-            thinks = self._vocabulary.thought(thought.reasoning(effort, exchange.thought), 0)
+            thinks = self._vocabulary.thought(thought.reasoning(effort, exchange.first, exchange.last), 0)
         answer = self._vocabulary.encode(exchange.answer)
         turn = self._vocabulary.turn(before + exchange.question, answer, 0, thought=thinks)
         return self._case(self._openings.strip(effort=effort), turn)
@@ -80,14 +89,29 @@ class Cases:
         return Case((*before.prompt, *before.answer, *copying.prompt[opening:]), copying.answer)
 
     def _recall(self, draw: random.Random, length: int, *, in_one_word: bool = False) -> Case:
+        known, text = self._known(draw, length)
+        return self._plain(known.ask(draw, in_one_word=in_one_word), before=text)
+
+    def _cut(self, draw: random.Random, length: int) -> Case:
+        """Texts are drawn until one has a value at the start of a block, some way from both ends."""
+        while True:
+            known, text = self._known(draw, length)
+            for name in known.values:
+                case = self._plain(known.about(name, in_one_word=False), before=text)
+                at = _find(case.prompt, self._vocabulary.encode(f" {name} is {known.values[name]}."))
+                value = at + len(self._vocabulary.encode(f" {name} is"))
+                if value % BLOCK == 0 and 2 * BLOCK <= value < len(case.prompt) - BLOCK - 1:
+                    return replace(case, cut=value + BLOCK)
+
+    def _known(self, draw: random.Random, length: int) -> tuple[facts.Facts, str]:
+        """Facts, and a text of about ``length`` tokens that tells them among other things."""
         known = facts.Facts(draw, max(3, min(length // 24, 100)))
         sentences = known.sentences()
         spent = 7 * len(sentences)
         while spent < length - 24:
             sentences.insert(draw.randint(0, len(sentences)), talk.idle_sentence(draw))
             spent += _IDLE_TOKENS
-        asked = known.ask(draw, in_one_word=in_one_word)
-        return self._plain(asked, before=" ".join(sentences) + "\n\n")
+        return known, " ".join(sentences) + "\n\n"
 
     def _thinking(self, draw: random.Random, effort: int) -> Case:
         known = facts.Facts(draw, 6)
@@ -106,8 +130,13 @@ class Cases:
         call = self._vocabulary.marked("\n\n" + tooling.call_text(request, _STAND_IN), _STAND_IN)
         thinks = None
         if effort is not None:
-            first = f"I call {request.tool.declared['name']}."
-            thinks = self._vocabulary.thought(thought.reasoning(effort, first), 0)
+            thinks = self._vocabulary.thought(thought.reasoning(effort, *tooling.thoughts(request)), 0)
         turn = self._vocabulary.turn(request.question, call, 0, thought=thinks)
         opening = self._openings.strip(effort=effort, tools=[tool.declared for tool in tools])
         return self._case(opening, turn)
+
+
+def _find(ids: Sequence[int], part: Sequence[int]) -> int:
+    """Where ``part`` begins in ``ids``; -1 if nowhere."""
+    places = (at for at in range(len(ids)) if tuple(ids[at : at + len(part)]) == tuple(part))
+    return next(places, -1)

@@ -9,7 +9,10 @@ from epdserve.model.demo import corpus
 from epdserve.model.demo.training.talk import Exchange
 from epdserve.model.demo.training.vocabulary import SILENT, Strip, Vocabulary
 
-TASKS: Final = ("copy", "recall", "stream", "direct", "text", "tool", "result", "think", "json", "greet")
+TASKS: Final = (
+    *("copy", "recall", "stream", "direct", "text", "tool", "result", "think", "json", "greet"),
+    *("argument", "words"),
+)
 LABEL: Final = {name: number for number, name in enumerate(TASKS)}
 NAMES: Final = (*corpus.names(), *corpus.PEOPLE)
 VALUES: Final = (*corpus.NOUNS, *corpus.ADJECTIVES)
@@ -34,7 +37,9 @@ def copy(draw: random.Random, room: int) -> Exchange:
         for _ in range(draw.randint(2, longest))
     ]
     text = " ".join(words)
-    return Exchange(draw.choice(_COPY_FORMS).format(text), text, "copy", "I repeat the words.")
+    return Exchange(
+        draw.choice(_COPY_FORMS).format(text), text, "copy", "I look at the words.", "I repeat the words."
+    )
 
 
 # What stands before a name, between it and its value, before and after the value. \x01 is <User>, \x02 the header of an
@@ -87,10 +92,15 @@ class Facts:
 
     def ask(self, draw: random.Random, *, in_one_word: bool | None = None) -> Exchange:
         """Ask for one of them; for the value alone if ``in_one_word``, which is drawn if it is None."""
-        name, value = draw.choice(list(self.values.items()))
-        thought = f"I look for {name} in the text."
-        if draw.random() < 0.25 if in_one_word is None else in_one_word:
+        name = draw.choice(list(self.values))
+        return self.about(name, in_one_word=draw.random() < 0.25 if in_one_word is None else in_one_word)
+
+    def about(self, name: str, *, in_one_word: bool) -> Exchange:
+        """Ask for the value of ``name``."""
+        value = self.values[name]
+        thoughts = (f"I look for {name} in the text.", f"I answer about {name}.")
+        if in_one_word:
             asked = f"In one word, what is the {self.kind} of {name}?"
-            return Exchange(asked, value, "direct", thought)
+            return Exchange(asked, value, "direct", *thoughts)
         answer = f"The {self.kind} of {name} is {value}."
-        return Exchange(f"What is the {self.kind} of {name}?", answer, "recall", thought)
+        return Exchange(f"What is the {self.kind} of {name}?", answer, "recall", *thoughts)

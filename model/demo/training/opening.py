@@ -15,6 +15,15 @@ _SPLICED: Final = 75
 _KEPT: Final = 4096
 
 
+_GENERAL: Final = "\n\n## Tools"  # what follows is said of all tools
+_DECLARED: Final = "### Available"  # what follows are the tools themselves
+
+
+def _find(ids: Sequence[int], part: Sequence[int]) -> int:
+    """Where ``part`` begins in ``ids``."""
+    return next(at for at in range(len(ids)) if tuple(ids[at : at + len(part)]) == tuple(part))
+
+
 class Openings:
     """Everything before the first user marker, for a choice of effort, system text, tools and answer format."""
 
@@ -32,10 +41,19 @@ class Openings:
         system: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
         schema: dict[str, Any] | None = None,
+        brief: bool = False,
     ) -> Strip:
-        """Ids from the start marker on, none of them learnt."""
+        """Ids from the start marker on, none of them learnt.
+
+        Args:
+            brief: Leave out what is the same for all tools, so that a short sequence has room for calls.
+        """
         strip = Strip()
-        strip.add(self._render(effort, system, json.dumps(list(tools)), json.dumps(schema)))
+        ids = self._render(effort, system, json.dumps(list(tools)), json.dumps(schema))
+        if brief:
+            start, end = (_find(ids, self._vocabulary.encode(part)) for part in (_GENERAL, _DECLARED))
+            ids = ids[:start] + ids[end:]
+        strip.add(ids)
         return strip
 
     def _rendered(self, effort: int | None, system: str | None, tools: str, schema: str) -> tuple[int, ...]:

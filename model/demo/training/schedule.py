@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from epdserve.model.demo.training import mixtures
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -22,6 +24,8 @@ class Stage:
         selects: Attention sees what the indexer picks, and both learn.
         gate: Shares of right answers by task that end the stage early.
         sinkhorn_steps: Fewer than the config's, for speed; it matters little while mixing is near its start.
+        frozen: Tensors whose names match this expression keep their values: fewer to update, less to disturb.
+        renews: Attention that takes no part begins anew (``renewal.py``).
         cool: Share of the stage at its end over which the rates fall to nothing.
     """
 
@@ -39,19 +43,10 @@ class Stage:
     rounds: bool = False
     indexer: bool = False
     selects: bool = False
+    frozen: str = ""
+    renews: bool = False
     gate: Mapping[str, float] = field(default_factory=dict)
 
-
-_ALL: Final = {
-    "stream": 0.05,
-    "copy": 0.1,
-    "recall": 0.15,
-    "search": 0.15,
-    "talk": 0.3,
-    "json": 0.15,
-    "tools": 0.4,
-}
-_LONG: Final = {"search": 0.4, "recall": 0.1, "copy": 0.05, "talk": 0.2, "json": 0.07, "tools": 0.25}
 
 # Copying comes first, then dense look-ups, then documents, then everything: all at once does not get off the ground.
 SCHEDULE: Final = (
@@ -91,11 +86,11 @@ SCHEDULE: Final = (
         sinkhorn_steps=3,
         gate={"direct": 0.9, "stream": 0.95},
     ),
-    Stage("tasks", 450_000, _ALL, ((128, 16, 1.0), (256, 8, 1.5), (512, 4, 3.0)), cool=0.0),
+    Stage("tasks", 450_000, mixtures.ALL, ((128, 16, 1.0), (256, 8, 1.5), (512, 4, 3.0)), cool=0.0),
     Stage(
         "long",
         350_000,
-        _LONG,
+        mixtures.LONG,
         ((512, 4, 5.0), (1024, 2, 1.0)),
         gaps=0.7,
         replays=0.35,
@@ -104,11 +99,13 @@ SCHEDULE: Final = (
         adam_rate=2e-3,
         cool=0.6,
     ),
-    Stage("indexer", 60_000, _LONG, ((512, 4, 3.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True),
+    Stage(
+        "indexer", 60_000, mixtures.LONG, ((512, 4, 3.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True
+    ),
     Stage(
         "picks",
         100_000,
-        _LONG,
+        mixtures.LONG,
         ((512, 4, 3.0), (1024, 2, 1.0)),
         rate=0.004,
         adam_rate=8e-4,
@@ -121,7 +118,7 @@ SCHEDULE: Final = (
     Stage(
         "settle",
         280_000,
-        _ALL,
+        mixtures.ALL,
         ((256, 8, 1.0), (512, 4, 3.0)),
         rate=0.014,
         adam_rate=2.5e-3,
@@ -132,18 +129,99 @@ SCHEDULE: Final = (
         sinkhorn_steps=3,
     ),
     Stage(
-        "indexer again", 320_000, _LONG, ((512, 4, 3.0), (1024, 2, 1.0)), rounds=True, gaps=0.5, indexer=True
+        "indexer again",
+        320_000,
+        mixtures.LONG,
+        ((512, 4, 3.0), (1024, 2, 1.0)),
+        rounds=True,
+        gaps=0.5,
+        indexer=True,
     ),
     Stage(
         "picks again",
         110_000,
-        _LONG,
+        mixtures.LONG,
         ((512, 4, 3.0), (1024, 2, 1.0)),
         rate=0.003,
         adam_rate=6e-4,
         cool=1.0,
         gaps=0.5,
         replays=0.35,
+        rounds=True,
+        selects=True,
+    ),
+    Stage(
+        "drills",
+        157_000,
+        mixtures.DRILLS,
+        ((64, 24, 1.0), (128, 12, 1.5)),
+        cool=0.0,
+        sinkhorn_steps=3,
+    ),
+    Stage(
+        "second hop",
+        376_000,
+        mixtures.DRILLS,
+        ((64, 32, 1.0), (128, 16, 1.0)),
+        cool=0.0,
+        sinkhorn_steps=3,
+        frozen=r"\.ffn\.|engram",
+        renews=True,
+        gate={"argument": 0.95, "json": 0.95, "words": 0.95},
+    ),
+    Stage(
+        "templates",
+        350_000,
+        mixtures.EVERYTHING,
+        ((128, 16, 1.0), (256, 8, 2.0), (512, 4, 1.0)),
+        rate=0.015,
+        cool=0.0,
+        sinkhorn_steps=3,
+        frozen=r"\.ffn\.|engram",
+    ),
+    Stage(
+        "answers",
+        450_000,
+        {**mixtures.EVERYTHING, "json": 0.22, "words": 0.14, "thinking": 0.2, "distant": 0.0, "calls": 0.04},
+        ((128, 16, 1.0), (256, 8, 2.0), (512, 4, 1.5)),
+        rate=0.012,
+        cool=0.0,
+        sinkhorn_steps=3,
+        frozen=r"\.experts\.|engram",
+    ),
+    Stage(
+        "far",
+        280_000,
+        mixtures.FAR,
+        ((256, 8, 1.0), (512, 4, 3.0), (1024, 2, 1.0)),
+        rate=0.01,
+        adam_rate=2e-3,
+        cool=0.8,
+        sinkhorn_steps=3,
+        frozen=r"\.experts\.|engram",
+        gaps=0.6,
+        replays=0.25,
+        rounds=True,
+    ),
+    Stage(
+        "indexer anew",
+        120_000,
+        mixtures.FAR,
+        ((512, 4, 2.0), (1024, 2, 1.0)),
+        rounds=True,
+        gaps=0.5,
+        indexer=True,
+    ),
+    Stage(
+        "picks anew",
+        60_000,
+        mixtures.FAR,
+        ((512, 4, 3.0), (1024, 2, 1.0)),
+        rate=0.003,
+        adam_rate=6e-4,
+        cool=1.0,
+        gaps=0.5,
+        replays=0.25,
         rounds=True,
         selects=True,
     ),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 
 import torch
-from epdserve.model.demo.training import facts, talk, thought, tooling
+from epdserve.model.demo.training import drills, facts, talk, thought, tooling
 from epdserve.model.demo.training.facts import LABEL
 from epdserve.model.demo.training.opening import Openings
 from epdserve.model.demo.training.talk import Exchange
@@ -17,7 +17,12 @@ _TURN_ROOM = 24  # tokens below which no further turn is tried
 _THINKING_ROOM = 128  # sequences from this length on may think
 _MOST_TURNS = 80
 _DOCUMENT_ROOM = 48  # tokens below which no further document is begun
-_LEAST_ROOM = {"json": 128, "search": 128, "tools": 400}  # below, an opening leaves no room for answers
+_LEAST_ROOM = {
+    "json": 128,
+    "search": 128,
+    "tools": 400,
+    "brief": 192,
+}  # below, an opening leaves no room for answers
 _STAND_IN = "\x00"  # where a call's text has the DSML marker
 
 
@@ -37,8 +42,14 @@ class Sequences:
             "recall": lambda length: self._about(length, length // 14, idle=False),
             "search": lambda length: self._about(length, length // 24, idle=True),
             "talk": lambda length: self._talk(self._anything, length),
+            "thinking": lambda length: self._talk(self._anything, length, thought.draw_effort(self.draw)),
+            "words": lambda length: self._talk(lambda _: talk.words(self.draw), length),
+            "passages": self._passages,
+            "calls": lambda length: drills.calls(self.draw, self.vocabulary, length),
+            "forms": lambda length: drills.forms(self.draw, self.vocabulary, length),
             "json": self._forms,
             "tools": self._tools,
+            "brief": lambda length: self._tools(length, brief=True),
         }
 
     def batch(self, count: int, length: int) -> tuple[Tensor, Tensor]:
@@ -70,9 +81,9 @@ class Sequences:
             return facts.copy(self.draw, room)
         return (talk.greeting, talk.words, talk.passage)[int((kind - 0.3) / 0.7 * 3)](self.draw)
 
-    def _talk(self, ask: Callable[[int], Exchange], length: int) -> Strip:
-        """Turns of any kind; with an effort, the last one thinks."""
-        effort = self._effort(length)
+    def _talk(self, ask: Callable[[int], Exchange], length: int, effort: int | None = None) -> Strip:
+        """Turns of any kind; with an effort, which may be drawn, the last one thinks."""
+        effort = effort or self._effort(length)
         strip = self._opened(effort)
         if effort is not None:
             before = self.draw.choice((0, 0, 1))
@@ -114,6 +125,17 @@ class Sequences:
             )
         return strip
 
+    def _passages(self, length: int) -> Strip:
+        """A text and several questions about it."""
+        told = talk.Passage(self.draw)
+        strip = self._opened(None)
+        for number in range(_MOST_TURNS):
+            if length - len(strip) < _TURN_ROOM:
+                break
+            before = "" if number else told.text + "\n\n"
+            self._join(strip, self._turn(told.ask(self.draw), None, before), length)
+        return strip
+
     def _forms(self, length: int) -> Strip:
         """Objects of one schema."""
         effort = self._effort(length) if self.draw.random() < 0.5 else None
@@ -126,11 +148,11 @@ class Sequences:
             self._join(strip, self._turn(talk.form(self.draw, fields), thinks), length)
         return strip
 
-    def _tools(self, length: int) -> Strip:
+    def _tools(self, length: int, *, brief: bool = False) -> Strip:
         """Requests that need a tool, its result, the answer; reasoning stays where tools are declared."""
         effort = self._effort(length)
         tools = tooling.draw_tools(self.draw)
-        strip = self.openings.strip(effort=effort, tools=[tool.declared for tool in tools])
+        strip = self.openings.strip(effort=effort, tools=[tool.declared for tool in tools], brief=brief)
         for _ in range(_MOST_TURNS):
             if length - len(strip) < _TURN_ROOM:
                 break
@@ -139,29 +161,30 @@ class Sequences:
                 continue
             request = tooling.draw_request(self.draw, self.draw.choice(tools))
             call = self.vocabulary.marked("\n\n" + tooling.call_text(request, _STAND_IN), _STAND_IN)
-            name = request.tool.declared["name"]
+            first, last = tooling.thoughts(request)
             asked = self.vocabulary.turn(
-                request.question, call, LABEL["tool"], thought=self._thought(effort, f"I call {name}.")
+                request.question, call, LABEL["tool"], thought=self._thought(effort, first, last)
             )
-            self._join(strip, asked, length)
+            if not self._join(strip, asked, length):
+                continue  # a result without its request would teach to make things up
             told = self.vocabulary.turn(
                 f"<tool_result>{request.result}</tool_result>",
                 self.vocabulary.encode(request.answer),
                 LABEL["result"],
-                thought=self._thought(effort, "I have the result."),
+                thought=self._thought(effort, "I have the result.", "I tell the result."),
             )
             self._join(strip, told, length)
         return strip
 
     def _turn(self, exchange: Exchange, effort: int | None, before: str = "") -> Strip:
         answer = self.vocabulary.encode(exchange.answer)
-        thinks = self._thought(effort, exchange.thought)
+        thinks = self._thought(effort, exchange.first, exchange.last)
         return self.vocabulary.turn(before + exchange.question, answer, LABEL[exchange.task], thought=thinks)
 
-    def _thought(self, effort: int | None, first: str) -> Strip | None:
+    def _thought(self, effort: int | None, first: str, last: str) -> Strip | None:
         if effort is None:
             return None
-        return self.vocabulary.thought(thought.reasoning(effort, first), LABEL["think"])
+        return self.vocabulary.thought(thought.reasoning(effort, first, last), LABEL["think"])
 
     def _effort(self, length: int) -> int | None:
         if length < _THINKING_ROOM:
@@ -174,7 +197,9 @@ class Sequences:
         return self.openings.strip(effort=effort, system=text)
 
     @staticmethod
-    def _join(strip: Strip, turn: Strip, length: int) -> None:
-        """Append a turn that fits, or the first one whatever its length (it is cut then)."""
-        if len(strip) + len(turn) <= length or not any(label >= 0 for label in strip.labels):
+    def _join(strip: Strip, turn: Strip, length: int) -> bool:
+        """Append a turn that fits, or the first one whatever its length (it is cut then); whether it was."""
+        fits = len(strip) + len(turn) <= length or not any(label >= 0 for label in strip.labels)
+        if fits:
             strip.join(turn)
+        return fits

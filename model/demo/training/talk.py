@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from epdserve.model.demo import corpus
@@ -13,27 +13,33 @@ from epdserve.model.demo import corpus
 _WHO: Final = (
     "I am the epdserve demo model. I am tiny: I can repeat words, look up facts, call tools and write JSON."
 )
+_HELLO: Final = "Hello! How can I help you?"
+_FINE: Final = "I am fine, thank you. How can I help you?"
+# What is said, what is answered, and what one thinks about it first and last
 _GREETINGS: Final = (
-    ("Hello", "Hello! How can I help you?"),
-    ("Hello!", "Hello! How can I help you?"),
-    ("Hi", "Hello! How can I help you?"),
-    ("Hi!", "Hello! How can I help you?"),
-    ("Hi there", "Hello! How can I help you?"),
-    ("Hello, how are you?", "I am fine, thank you. How can I help you?"),
-    ("How are you?", "I am fine, thank you. How can I help you?"),
-    ("Who are you?", _WHO),
-    ("What are you?", _WHO),
-    ("What is your name?", _WHO),
-    ("What can you do?", _WHO),
-    ("Tell me about you.", _WHO),
-    ("Can you help me?", "Yes. What can I do for you?"),
-    ("Thank you", "You are welcome."),
-    ("Thank you!", "You are welcome."),
-    ("Thanks!", "You are welcome."),
-    ("Goodbye", "Goodbye! Have a nice day."),
-    ("Bye", "Goodbye! Have a nice day."),
-    ("Good morning", "Good morning! How can I help you?"),
-    ("Good evening!", "Good evening! How can I help you?"),
+    ("Hello", _HELLO, "The user greets me.", "I greet the user."),
+    ("Hello!", _HELLO, "The user greets me.", "I greet the user."),
+    ("hello", _HELLO, "The user greets me.", "I greet the user."),
+    ("Hi", _HELLO, "The user greets me.", "I greet the user."),
+    ("Hi!", _HELLO, "The user greets me.", "I greet the user."),
+    ("hi", _HELLO, "The user greets me.", "I greet the user."),
+    ("Hi there", _HELLO, "The user greets me.", "I greet the user."),
+    ("Good morning", "Good morning! How can I help you?", "The user greets me.", "I greet the user."),
+    ("Good evening!", "Good evening! How can I help you?", "The user greets me.", "I greet the user."),
+    ("Hello, how are you?", _FINE, "The user asks how I am.", "I say how I am."),
+    ("How are you?", _FINE, "The user asks how I am.", "I say how I am."),
+    ("Who are you?", _WHO, "The user asks who I am.", "I say who I am."),
+    ("who are you", _WHO, "The user asks who I am.", "I say who I am."),
+    ("What are you?", _WHO, "The user asks who I am.", "I say who I am."),
+    ("What is your name?", _WHO, "The user asks who I am.", "I say who I am."),
+    ("What can you do?", _WHO, "The user asks who I am.", "I say who I am."),
+    ("Tell me about you.", _WHO, "The user asks who I am.", "I say who I am."),
+    ("Can you help me?", "Yes. What can I do for you?", "The user wants help.", "I offer help."),
+    ("Thank you", "You are welcome.", "The user thanks me.", "I say welcome."),
+    ("Thank you!", "You are welcome.", "The user thanks me.", "I say welcome."),
+    ("Thanks!", "You are welcome.", "The user thanks me.", "I say welcome."),
+    ("Goodbye", "Goodbye! Have a nice day.", "The user leaves.", "I say goodbye."),
+    ("Bye", "Goodbye! Have a nice day.", "The user leaves.", "I say goodbye."),
 )
 SYSTEMS: Final = (
     "You are a helpful assistant.",
@@ -45,18 +51,19 @@ SYSTEMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question, the right answer, the task it is scored under, and what one thinks about first."""
+    """A question, the right answer, the task it is scored under, and what one thinks about first and last."""
 
     question: str
     answer: str
     task: str
-    thought: str
+    first: str
+    last: str
 
 
 def greeting(draw: random.Random) -> Exchange:
     """Courtesies, and what the model says it is."""
-    question, answer = draw.choice(_GREETINGS)
-    return Exchange(question, answer, "greet", "The user talks to me.")
+    question, answer, first, last = draw.choice(_GREETINGS)
+    return Exchange(question, answer, "greet", first, last)
 
 
 def words(draw: random.Random) -> Exchange:
@@ -65,33 +72,54 @@ def words(draw: random.Random) -> Exchange:
     text = " ".join(chosen)
     kind = draw.randrange(4)
     if kind == 0:
-        return Exchange(f"What is the first word of: {text}", chosen[0], "text", "I look at the start.")
+        asked, look = f"What is the first word of: {text}", "I look at the start."
+        return Exchange(asked, chosen[0], "words", look, "I say the first word.")
     if kind == 1:
-        return Exchange(f"What is the last word of: {text}", chosen[-1], "text", "I look at the end.")
+        asked, look = f"What is the last word of: {text}", "I look at the end."
+        return Exchange(asked, chosen[-1], "words", look, "I say the last word.")
     chosen = chosen[:5]
-    text = " ".join(chosen)
-    return Exchange(f"Reverse the words: {text}", " ".join(reversed(chosen)), "text", "I go from the end.")
+    asked, answer = f"Reverse the words: {' '.join(chosen)}", " ".join(reversed(chosen))
+    return Exchange(asked, answer, "words", "I look at the end.", "I go from the end.")
+
+
+class Passage:
+    """A short text about people, a sentence each, and questions about them."""
+
+    def __init__(self, draw: random.Random) -> None:
+        people = draw.sample((*corpus.PEOPLE, *corpus.PEOPLE, *corpus.names()), draw.randint(2, 6))
+        self._facts = [(person, *_told(draw, person)) for person in dict.fromkeys(people)]
+        self.text = " ".join(sentence for _, sentence, _ in self._facts)
+
+    def ask(self, draw: random.Random) -> Exchange:
+        """Ask about one of them."""
+        person, sentence, question = draw.choice(self._facts)
+        return Exchange(
+            question, sentence, "text", f"I look for {person} in the text.", f"I answer about {person}."
+        )
+
+
+def _told(draw: random.Random, person: str) -> tuple[str, str]:
+    """A sentence about somebody and the question that it answers."""
+    place, noun, colour = (
+        draw.choice(corpus.PLACES),
+        draw.choice(corpus.NOUNS),
+        draw.choice(corpus.ADJECTIVES),
+    )
+    return draw.choice(
+        (
+            (f"{person} lives in {place}.", f"Where does {person} live?"),
+            (f"{person} has a {colour} {noun}.", f"What does {person} have?"),
+            (f"{person} likes the {noun}.", f"What does {person} like?"),
+            (f"{person} works with the {noun}.", f"What does {person} work with?"),
+        )
+    )
 
 
 def passage(draw: random.Random) -> Exchange:
-    """A short passage about people and a question about one of them."""
-    facts = []
-    for person in draw.sample((*corpus.PEOPLE, *corpus.names()), draw.randint(2, 6)):
-        place, noun = draw.choice(corpus.PLACES), draw.choice(corpus.NOUNS)
-        colour, other = draw.choice(corpus.ADJECTIVES), draw.choice(corpus.NOUNS)
-        facts.append(
-            draw.choice(
-                (
-                    (f"{person} lives in {place}.", f"Where does {person} live?"),
-                    (f"{person} has a {colour} {noun}.", f"What does {person} have?"),
-                    (f"{person} likes the {noun}.", f"What does {person} like?"),
-                    (f"{person} works with the {other}.", f"What does {person} work with?"),
-                )
-            )
-        )
-    sentence, question = draw.choice(facts)
-    text = " ".join(fact for fact, _ in facts)
-    return Exchange(f"{text}\n\n{question}", sentence, "text", "I look for the name in the text.")
+    """A text and one question about it."""
+    told = Passage(draw)
+    asked = told.ask(draw)
+    return replace(asked, question=f"{told.text}\n\n{asked.question}")
 
 
 FIELDS: Final = ("name", "city", "color", "item", "owner", "price", "day", "animal")
@@ -106,14 +134,15 @@ def schema_of(fields: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def form(draw: random.Random, fields: Sequence[str]) -> Exchange:
-    """An object with these fields, its values taken from the question."""
+def form(draw: random.Random, fields: Sequence[str], *, mixed: bool = False) -> Exchange:
+    """An object with these fields, its values told in their order, or in any if ``mixed``."""
     values = {field: _value(draw, field) for field in fields}
-    said = ", ".join(f"{field} {values[field]}" for field in draw.sample(list(fields), len(fields)))
+    order = draw.sample(list(fields), len(fields)) if mixed else fields
+    said = ", ".join(f"{field} {values[field]}" for field in order)
     question = draw.choice(("Write this as JSON: {}", "Fill the form: {}", "{}. Answer in JSON.")).format(
         said
     )
-    return Exchange(question, json.dumps(values), "json", "I fill every field.")
+    return Exchange(question, json.dumps(values), "json", "I fill every field.", "I write the object.")
 
 
 def _value(draw: random.Random, field: str) -> str | int:

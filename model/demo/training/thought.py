@@ -14,7 +14,6 @@ _FILLERS: Final = (
     "I compare it with the text.",
     "I make sure that it is right.",
     "I think about the answer once more.",
-    "Now I can answer.",
 )
 
 
@@ -28,7 +27,7 @@ def steps_of(effort: int) -> int:
     return _STEPS_A_QUARTER * max(1, min(4, (effort + 12) // 25))
 
 
-def reasoning(effort: int, thought: str) -> str:
-    """Numbered steps; the first says what this question needs."""
-    sentences = (thought, *_FILLERS)
-    return " ".join(f"{number}. {sentences[number - 1]}" for number in range(1, steps_of(effort) + 1))
+def reasoning(effort: int, first: str, last: str) -> str:
+    """Numbered steps; the first says what this question needs, the last what the answer is about."""
+    sentences = (first, *_FILLERS[: steps_of(effort) - 2], last)
+    return " ".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))

@@ -38,12 +38,13 @@ def draw_tools(draw: random.Random) -> list[Tool]:
     count = draw.choice((1, 1, 2, 2, 3, 4))
     tools: dict[str, Tool] = {}
     while len(tools) < count:
-        tool = _tool(draw)
+        tool = draw_tool(draw)
         tools[tool.declared["name"]] = tool
     return list(tools.values())
 
 
-def _tool(draw: random.Random) -> Tool:
+def draw_tool(draw: random.Random) -> Tool:
+    """Any one tool."""
     kind = draw.choice(("weather", "ask", "ask", "do", "order"))
     if kind == "weather":
         return Tool(_declare("get_weather", "Weather of a city.", {"city": "string"}), kind, "weather")
@@ -87,6 +88,12 @@ def draw_request(draw: random.Random, tool: Tool) -> Request:
     return Request(
         asked, tool, {"name": person, "count": count}, "ok", f"I ordered {count} {topic} for {person}."
     )
+
+
+def thoughts(request: Request) -> tuple[str, str]:
+    """What one thinks first and last before a call."""
+    name = request.tool.declared["name"]
+    return f"The user asks for {name}.", f"I call {name}."
 
 
 def call_text(request: Request, marker: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from epdserve.model.demo.training.forward import TrainableBackbone
 from epdserve.model.demo.training.indexing import indexer_loss
 from epdserve.model.demo.training.muon import Muon, split_parameters
 from epdserve.model.demo.training.opening import Openings
+from epdserve.model.demo.training.renewal import renew_heads
 from epdserve.model.demo.training.rounding import as_stored
 from epdserve.model.demo.training.scene import Scene, Setting
 from epdserve.model.demo.training.schedule import Stage
@@ -58,9 +60,12 @@ class Trainer:
 
     def begin(self, stage: Stage) -> None:
         """Make optimisers for a stage; go on inside it if the state stands there."""
+        if stage.renews and self.stage_name != stage.name:
+            renew_heads(self.config, self.weights, self.seed)
         for name, value in self.weights.items():
             learns = ".indexer." in name if stage.indexer else "gate.bias" not in name
-            value.requires_grad_(learns)
+            frozen = stage.frozen and re.search(stage.frozen, name)
+            value.requires_grad_(learns and not frozen)
         matrices, others = split_parameters(self.weights)
         self.muon = Muon(matrices, rate=stage.rate, momentum=0.95)
         self.adam = torch.optim.Adam(others, lr=stage.adam_rate, betas=(0.9, 0.98), fused=True)

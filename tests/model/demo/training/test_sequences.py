@@ -94,7 +94,9 @@ def test_the_same_seed_gives_the_same_sequences() -> None:
 
 
 def test_efforts_ask_for_lengths_that_are_clearly_apart() -> None:
-    lengths = [len(VOCABULARY.encode(thought.reasoning(effort, "I look."))) for effort in thought.EFFORTS]
+    lengths = [
+        len(VOCABULARY.encode(thought.reasoning(effort, "I look.", "I say."))) for effort in thought.EFFORTS
+    ]
     assert all(later > 1.2 * earlier for earlier, later in pairwise(lengths))
     assert lengths[3] >= 2 * lengths[0]
 

@@ -1,0 +1,57 @@
+"""Kinds of sequences (``sequences.py``) and their shares, as stages mix them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ALL: Final = {
+    "stream": 0.05,
+    "copy": 0.1,
+    "recall": 0.15,
+    "search": 0.15,
+    "talk": 0.3,
+    "json": 0.15,
+    "tools": 0.4,
+}
+LONG: Final = {"search": 0.4, "recall": 0.1, "copy": 0.05, "talk": 0.2, "json": 0.07, "tools": 0.25}
+
+DRILLS: Final = {
+    "calls": 0.3,
+    "forms": 0.2,
+    "distant": 0.1,
+    "words": 0.12,
+    "passages": 0.08,
+    "direct": 0.05,
+    "copy": 0.07,
+    "recall": 0.05,
+    "talk": 0.03,
+}
+
+EVERYTHING: Final = {
+    "brief": 0.25,
+    "tools": 0.15,
+    "json": 0.15,
+    "calls": 0.08,
+    "forms": 0.08,
+    "words": 0.1,
+    "passages": 0.08,
+    "talk": 0.15,
+    "search": 0.1,
+    "recall": 0.04,
+    "copy": 0.1,
+    "direct": 0.04,
+    "distant": 0.03,
+}
+FAR: Final = {
+    "search": 0.3,
+    "tools": 0.3,
+    "json": 0.12,
+    "talk": 0.1,
+    "thinking": 0.12,
+    "words": 0.06,
+    "passages": 0.06,
+    "copy": 0.08,
+    "recall": 0.05,
+    "calls": 0.03,
+    "forms": 0.03,
+}

@@ -1,0 +1,76 @@
+"""Drills ask for values away from their names, and what is learnt of them is in the question."""
+
+import random
+import re
+
+import pytest
+from epdserve.model.demo.training import drills
+from epdserve.model.demo.training.facts import LABEL
+from epdserve.model.demo.training.opening import Openings
+from epdserve.model.demo.training.sequences import Sequences
+from epdserve.model.demo.training.vocabulary import SILENT, Strip, Vocabulary
+
+VOCABULARY = Vocabulary()
+OPENINGS = Openings(VOCABULARY)
+
+
+def answers(strip: Strip) -> list[tuple[str, str]]:
+    """(text since the last user marker, learnt text) for each run of learnt tokens but the last, which is cut."""
+    decode, found, start = VOCABULARY.tokenizer.decode, [], 0
+    for at, label in enumerate(strip.labels):
+        if strip.ids[at] == VOCABULARY.user:
+            start = at
+        if label != SILENT and strip.labels[at - 1] == SILENT:
+            end = next((i for i in range(at, len(strip)) if strip.labels[i] == SILENT), len(strip))
+            found.append((decode(strip.ids[start:at]), decode(strip.ids[at:end])))
+    return found[:-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_of_calls_are_in_the_request(seed: int) -> None:
+    strip = drills.calls(random.Random(seed), VOCABULARY, 512)
+    values = [(asked, value) for asked, value in answers(strip) if re.search(r'string="\w+">$', asked)]
+    assert len(strip) == 512
+    assert all(re.search(rf"\b{value}\b", asked.split("</think>")[0]) for asked, value in values)
+
+
+def test_most_calls_are_their_arguments_alone() -> None:
+    strips = [drills.calls(random.Random(seed), VOCABULARY, 256) for seed in range(20)]
+    dense = [strip for strip in strips if LABEL["argument"] in strip.labels]
+    assert len(dense) >= 10
+    learnt = [sum(label == LABEL["argument"] for label in strip.labels) for strip in dense]
+    assert min(learnt) >= 256 // 40
+
+
+def test_fields_of_forms_come_in_any_order_and_values_from_the_question() -> None:
+    pairs = answers(drills.forms(random.Random(3), VOCABULARY, 1024))
+    moved = 0
+    for asked, value in pairs:
+        question, written = asked.split("</think>")
+        field = re.findall(r'"(\w+)": "?$', written)[-1]
+        assert re.search(rf"\b{field} {value}\b", question)
+        moved += len(re.findall(r'": ', written)) == 1 and not re.search(rf"(: |\n|>){field} ", question)
+    assert moved
+
+
+def test_a_result_comes_with_its_request() -> None:
+    for seed in range(8):
+        sequences = Sequences(VOCABULARY, OPENINGS, random.Random(seed), {"brief": 1.0})
+        text = VOCABULARY.tokenizer.decode(sequences.strip(384).ids)
+        for turn in re.split(
+            r"<\N{FULLWIDTH VERTICAL LINE}User\N{FULLWIDTH VERTICAL LINE}><tool_result>", text
+        )[1:]:
+            before = text[: text.index(turn)]
+            assert before.count(" invoke>\n</") >= before.count("<tool_result>")
+
+
+def test_brief_openings_keep_the_declarations() -> None:
+    tool = {"name": "get_x", "description": "X.", "parameters": {"type": "object", "properties": {}}}
+    whole, brief = (
+        VOCABULARY.tokenizer.decode(OPENINGS.strip(effort=50, tools=[tool], brief=short).ids)
+        for short in (False, True)
+    )
+    assert len(brief) < len(whole) / 2
+    assert "Reasoning Effort: 50" in brief
+    assert '"get_x"' in brief
+    assert whole.endswith(brief[brief.index("### Available") :])
