@@ -10,7 +10,7 @@ _STYLE: Final = (
     ":root{color-scheme:light dark;--ink:#1f2328;--soft:#57606a;--line:#d0d7de;--grid:#eaeef2;--paper:#fff}"
     "@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--line:#3d444d;--grid:#2a3038;"
     "--paper:#0d1117}}"
-    "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:1000px;padding:0 1em;color:var(--ink);"
+    "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:1180px;padding:0 1em;color:var(--ink);"
     "background:var(--paper)}"
     ".wide{overflow-x:auto}"
     "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid var(--line);padding:3px 8px;"

@@ -10,6 +10,7 @@ from typing import Final
 
 _WIDTH, _HEIGHT = 460, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 18, 14, 42
+_LEGEND_ROW, _LETTER = 16, 6.2  # heights and widths are guesses: whoever shows it has the font
 _COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 
 
@@ -31,8 +32,9 @@ def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line], *, log_x:
     if not xs or not ys:
         return _frame(title, x_name, y_name, "", [], [])
     place_x = _scale(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, log=log_x)
-    place_y = _scale(0.0, max(ys), _HEIGHT - _BOTTOM, _TOP)
-    parts = []
+    legend, top = _legend([line.name for line in drawn])
+    place_y = _scale(0.0, max(ys), _HEIGHT - _BOTTOM, top)
+    parts = [legend]
     for line, colour in zip(drawn, _colours(len(drawn)), strict=True):
         kept = [at for at, x in enumerate(line.xs) if not log_x or x > 0]
         if line.low and line.high:
@@ -41,7 +43,6 @@ def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line], *, log_x:
             parts.append(f'<polygon points="{_points(there + back)}" fill="{colour}" opacity="0.15"/>')
         path = _points([(place_x(line.xs[at]), place_y(line.ys[at])) for at in kept])
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    parts.append(_legend([line.name for line in drawn]))
     x_ticks = [(place_x(x), x) for x in _ticks(min(xs), max(xs), log=log_x)]
     return _frame(
         title, x_name, y_name, "".join(parts), x_ticks, [(place_y(y), y) for y in _ticks(0, max(ys))]
@@ -54,10 +55,11 @@ def bars(title: str, y_name: str, groups: Mapping[str, Mapping[str, float]]) -> 
     most = max((value for group in groups.values() for value in group.values()), default=0.0)
     if most <= 0:
         return _frame(title, "", y_name, "", [], [])
-    place_y = _scale(0.0, most, _HEIGHT - _BOTTOM, _TOP)
+    legend, highest = _legend(names)
+    place_y = _scale(0.0, most, _HEIGHT - _BOTTOM, highest)
     room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(groups))
     width = 0.8 * room / max(1, len(names))
-    parts = []
+    parts = [legend]
     for number, (label, group) in enumerate(groups.items()):
         start = _LEFT + room * (number + 0.1)
         for at, (name, colour) in enumerate(zip(names, _colours(len(names)), strict=True)):
@@ -68,7 +70,6 @@ def bars(title: str, y_name: str, groups: Mapping[str, Mapping[str, float]]) -> 
             )
         middle = _LEFT + room * (number + 0.5)
         parts.append(_text(middle, _HEIGHT - _BOTTOM + 14, label, anchor="middle"))
-    parts.append(_legend(names))
     return _frame(title, "", y_name, "".join(parts), [], [(place_y(y), y) for y in _ticks(0, most)])
 
 
@@ -96,12 +97,17 @@ def _frame(
     )
 
 
-def _legend(names: Sequence[str]) -> str:
-    return "".join(
-        f'<rect x="{_LEFT + 8}" y="{_TOP + 2 + 14 * at}" width="10" height="10" fill="{colour}"/>'
-        + _text(_LEFT + 22, _TOP + 11 + 14 * at, name)
-        for at, (name, colour) in enumerate(zip(names, _colours(len(names)), strict=True))
-    )
+def _legend(names: Sequence[str]) -> tuple[str, float]:
+    """Names side by side above the plot, in as many rows as they need; and where the plot begins below them."""
+    x, y, parts = float(_LEFT), float(_TOP), []
+    for name, colour in zip(names, _colours(len(names)), strict=True):
+        width = 28 + _LETTER * len(name)
+        if x > _LEFT and x + width > _WIDTH - _RIGHT:
+            x, y = float(_LEFT), y + _LEGEND_ROW
+        parts.append(f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" fill="{colour}"/>')
+        parts.append(_text(x + 14, y, name))
+        x += width
+    return "".join(parts), y + _LEGEND_ROW / 2
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", more: str = "") -> str:
