@@ -16,6 +16,7 @@ from epdserve.services.rpc.channel import open_channel
 from epdserve.services.rpc.convert import prefill_job_to_pb, prefill_result_from_pb
 from epdserve.services.rpc.convert_worker import description_from_pb
 from epdserve.services.rpc.pb import common_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from epdserve.services.rpc.prefill_stream import NotServedError, PrefillStream
 from epdserve.services.rpc.status import error_of
 from epdserve.services.types import PrefillJob, PrefillResult, WorkerDescription
 
@@ -75,6 +76,13 @@ class PrefillClient(WorkerClient):
     def __init__(self, address: str, *, token: str, worker: str | None = None) -> None:
         super().__init__(address, token=token, worker=worker)
         self._stub = prefill_pb2_grpc.PrefillStub(self._channel)
+        self._stream: PrefillStream | None = PrefillStream(self._stub, self._metadata, worker=worker)
+
+    async def close(self) -> None:
+        """End running calls and the connection."""
+        if self._stream is not None:
+            await self._stream.close()
+        await super().close()
 
     async def run(self, job: PrefillJob, *, deadline_s: float) -> PrefillResult:
         """Fill KV for a prompt. Cancelling this coroutine cancels the job on the worker.
@@ -82,8 +90,12 @@ class PrefillClient(WorkerClient):
         Raises:
             ServiceError: What the worker raised; ``WorkerLost`` if it cannot be reached; ``DeadlineExceeded``.
         """
-        pb = prefill_job_to_pb(job)
-        call = self._stub.Run(pb, timeout=deadline_s, metadata=self._metadata)
+        if self._stream is not None:
+            try:
+                return await self._stream.run(job, deadline_s=deadline_s)
+            except NotServedError:
+                self._stream = None
+        call = self._stub.Run(prefill_job_to_pb(job), timeout=deadline_s, metadata=self._metadata)
         return prefill_result_from_pb(await called(call, worker=self.worker))
 
     async def release_lease(self, lease: str, *, incarnation: str, deadline_s: float) -> bool:

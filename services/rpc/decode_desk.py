@@ -44,7 +44,7 @@ class SessionLimits:
     sign_of_life_s: float = 2.0
     hello_timeout_s: float = 5.0
     frame_gap_s: float = 0.004
-    gap_a_request_s: float = 0.001
+    gap_a_request_s: float = 0.000_25
 
     def gap_s(self, requests: int) -> float:
         """Pause after a frame to a router that has ``requests`` here."""
@@ -145,6 +145,11 @@ class DecodeDesk:
                         self._disown(router, ack.request_id)
             case "cancel":
                 self._drop_request(router, frame.cancel.request_id)
+            case "many":
+                for one in frame.many.frames:
+                    if one.WhichOneof("frame") == "many":
+                        raise InvalidRequest("frames that hold frames hold no others")
+                    self.handle(router, one)
             case other:
                 raise InvalidRequest(f"a decode stream cannot hold {other} here")
         router.wake.set()

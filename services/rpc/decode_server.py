@@ -130,7 +130,7 @@ class DecodeSessions:
         router = self._desk.enter(hello.router_id, hello.session)
         generation = router.generation
         try:
-            welcome = decode_pb2.Welcome(worker=self._worker, incarnation=self._incarnation)
+            welcome = decode_pb2.Welcome(worker=self._worker, incarnation=self._incarnation, takes_many=True)
             await send(decode_pb2.DecodeFrame(welcome=welcome))
             reader = asyncio.create_task(self._read(router, generation, frames), name="decode-session-read")
             try:
@@ -184,9 +184,9 @@ class DecodeSessions:
             if not chunks and await self._woken(router.wake):
                 continue
             step = decode_pb2.Step(chunks=[chunk_to_pb(chunk) for chunk in chunks])
-            await send(decode_pb2.DecodeFrame(step=step))
             self.counts.frames_sent += 1
             self.counts.tokens_sent += sum(len(chunk.tokens) for chunk in chunks)
+            await send(decode_pb2.DecodeFrame(step=step))
             # A frame costs its router some hundred microseconds: steps that are faster than that share one. Those of
             # a real model find the gap over.
             await asyncio.sleep(self._limits.gap_s(len(router.outbox)))

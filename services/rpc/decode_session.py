@@ -32,7 +32,7 @@ from epdserve.services.rpc.channel import open_channel
 from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.pb import decode_pb2, decode_pb2_grpc
 from epdserve.services.rpc.status import error_of
-from epdserve.services.rpc.stream_table import StreamTable
+from epdserve.services.rpc.stream_table import StreamTable, gathered
 from epdserve.services.types import DecodeJob
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class DecodeSession:
         self._metadata = token_metadata(token)
         self._hello = decode_pb2.Hello(router_id=router_id, session=session or uuid.uuid4().hex)
         self._table = StreamTable(worker=worker)
-        self._connected = self._lost = self._closing = False
+        self._connected = self._lost = self._closing = self._takes_many = False
         self._away_since = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -248,6 +248,7 @@ class DecodeSession:
             log.info("decode worker is another", extra={"worker": self.worker, "requests": self.live})
             self._table.restarted()
         self.incarnation = incarnation
+        self._takes_many = frame.welcome.takes_many
         self._connected, self._lost = True, False
         self._table.connected()
 
@@ -265,18 +266,20 @@ class DecodeSession:
         while True:
             # cleared before looking: what is set while we write makes us look again
             table.wake.clear()
-            for frame in table.control_frames():
-                await _send(call, frame)
+            frames = table.control_frames()
             if table.acks_waiting and loop.time() >= acknowledge_at:
-                await _send(call, table.ack_frame())
+                frames.append(table.ack_frame())
                 acknowledge_at = loop.time() + self._limits.acknowledge_s
+            for frame in gathered(frames) if self._takes_many else frames:
+                await _send(call, frame)
             if self._closing:
                 with contextlib.suppress(asyncio.InvalidStateError):  # ended already
                     await call.done_writing()
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(acknowledge_at if table.acks_waiting else None):
-                    await table.wake.wait()
+            timer = loop.call_at(acknowledge_at, table.wake.set) if table.acks_waiting else None
+            await table.wake.wait()
+            if timer is not None:
+                timer.cancel()
 
     def _fail_all(self, error: ServiceError) -> None:
         for stream in self._table:

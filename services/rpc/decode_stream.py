@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from epdserve.services.errors import Cancelled, DeadlineExceeded, Internal, ServiceError
@@ -114,13 +114,20 @@ class DecodeStream:
         if not self._ready.is_set():
             await self._wait()
         self._ready.clear()
-        offset, tokens = self.delivered, tuple(self._pending)
-        chunk = TokenChunk(self.request_id, offset, tokens, logprobs=tuple(self._logprobs))
+        tokens, final = tuple(self._pending), self._final
+        chunk = TokenChunk(
+            self.request_id,
+            self.delivered,
+            tokens,
+            None if final is None else final.finish_reason,
+            None,
+            None if final is None else final.receipt,
+            tuple(self._logprobs),
+        )
         self._pending, self._logprobs, self.delivered = [], [], chunk.end
-        if self._final is not None:
+        if final is not None:
             self._end()
-            return replace(chunk, finish_reason=self._final.finish_reason, receipt=self._final.receipt)
-        if self._error is not None:
+        elif self._error is not None:
             if tokens:
                 self._ready.set()  # the error comes next
                 return chunk

@@ -16,6 +16,7 @@ from epdserve.services.rpc.convert_worker import description_to_pb, update_to_pb
 from epdserve.services.rpc.decode_server import DecodeSessions
 from epdserve.services.rpc.handlers import PrefillHandler, WorkerHandler
 from epdserve.services.rpc.pb import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from epdserve.services.rpc.prefill_session import PrefillSession
 from epdserve.services.rpc.status import status_of
 from epdserve.services.types import BlockUpdate
 
@@ -99,6 +100,24 @@ class PrefillServicer(WorkerServicer, prefill_pb2_grpc.PrefillServicer):  # type
     def __init__(self, handler: PrefillHandler) -> None:
         super().__init__(handler)
         self._handler = handler
+        self._sessions: set[PrefillSession] = set()
+
+    def end_watches(self) -> None:
+        """As for every worker; sessions end once what runs in them has its answer."""
+        super().end_watches()
+        for session in self._sessions:
+            session.end()
+
+    async def Session(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCalls], context: Context
+    ) -> None:
+        """Jobs of one caller, as they come."""
+        session = PrefillSession(self._handler)
+        self._sessions.add(session)
+        try:
+            await guarded(context, session.serve(request_iterator, context.write))
+        finally:
+            self._sessions.discard(session)
 
     async def Run(  # noqa: N802
         self, request: prefill_pb2.PrefillJob, context: Context

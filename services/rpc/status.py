@@ -8,6 +8,7 @@ never answered, or something between us did) the status alone decides.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -45,21 +46,20 @@ _BY_STATUS: Final[dict[grpc.StatusCode, type[ServiceError]]] = {
 
 def status_of(error: ServiceError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """Status, short text and trailing metadata that tell an error to a client."""
-    info = ErrorInfo.of(error)
-    message = _cut(info.message, MAX_MESSAGE_CHARS)
-    detail = error_to_pb(
-        ErrorInfo(
-            info.code,
-            message,
-            None if info.param is None else _cut(info.param, 200),
-            info.retry_after_s,
-            None if info.worker is None else _cut(info.worker, 200),
-            info.tokens_delivered,
-        )
-    )
+    info = shortened(ErrorInfo.of(error))
     # the text is for people with other tools; percent-encoding triples it at worst
-    text = _cut(message, 200)
-    return grpc.StatusCode[error.grpc_status], text, ((DETAIL_KEY, detail.SerializeToString()),)
+    text = _cut(info.message, 200)
+    return grpc.StatusCode[error.grpc_status], text, ((DETAIL_KEY, error_to_pb(info).SerializeToString()),)
+
+
+def shortened(info: ErrorInfo) -> ErrorInfo:
+    """The error with texts of bounded length."""
+    return replace(
+        info,
+        message=_cut(info.message, MAX_MESSAGE_CHARS),
+        param=None if info.param is None else _cut(info.param, 200),
+        worker=None if info.worker is None else _cut(info.worker, 200),
+    )
 
 
 def error_of(error: grpc.aio.AioRpcError, *, worker: str | None = None) -> ServiceError:

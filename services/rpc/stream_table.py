@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Final
 
 from epdserve.services.errors import Internal, ServiceError, WorkerLost
 from epdserve.services.rpc.convert import chunk_from_pb, decode_job_to_pb
@@ -17,6 +18,9 @@ from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.pb import decode_pb2
 
 log = logging.getLogger(__name__)
+
+# Of one message, about; the rest of a longer list of frames follows in another
+_MESSAGE_BYTES: Final = 2**20
 
 
 class StreamTable:
@@ -157,3 +161,23 @@ class StreamTable:
     def _drop(self, stream: DecodeStream) -> None:
         self._streams.pop(stream.request_id, None)
         self._resumes.pop(stream.request_id, None)
+
+
+def gathered(frames: list[decode_pb2.RouterFrame]) -> Iterator[decode_pb2.RouterFrame]:
+    """The same in fewer messages: each costs both sides more than most of what they hold."""
+    some: list[decode_pb2.RouterFrame] = []
+    nbytes = 0
+    for frame in frames:
+        some.append(frame)
+        nbytes += len(frame.submit.tokens)
+        if nbytes >= _MESSAGE_BYTES:
+            yield _one(some)
+            some, nbytes = [], 0
+    if some:
+        yield _one(some)
+
+
+def _one(frames: list[decode_pb2.RouterFrame]) -> decode_pb2.RouterFrame:
+    if len(frames) == 1:
+        return frames[0]
+    return decode_pb2.RouterFrame(many=decode_pb2.RouterFrames(frames=frames))

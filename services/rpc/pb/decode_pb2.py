@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from . import common_pb2 as epdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65pdserve/v1/decode.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\"\xd3\x02\n\x0eSamplingParams\x12\x0c\n\x04seed\x18\x01 \x01(\x12\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\r \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0e \x03(\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\x98\x01\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.epdserve.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x0b\x61\x66ter_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bread_tokens\x18\x04 \x01(\r\x12\x18\n\x10\x66orbidden_before\x18\x05 \x03(\rB\x0e\n\x0c_after_token\"\x94\x03\n\tDecodeJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ntenant_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.epdserve.v1.SamplingParams\x12%\n\x06handle\x18\x06 \x01(\x0b\x32\x15.epdserve.v1.KVHandle\x12\x0f\n\x07\x65mitted\x18\x07 \x01(\x0c\x12\r\n\x05trace\x18\x08 \x01(\t\x12%\n\x07grammar\x18\t \x01(\x0b\x32\x14.epdserve.v1.Grammar\x12(\n\x06images\x18\x0c \x03(\x0b\x32\x18.epdserve.v1.PlacedImage\x12\'\n\x08schedule\x18\r \x01(\x0b\x32\x15.epdserve.v1.Schedule\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\x12\x13\n\x0b\x66orget_tail\x18\x0b \x01(\x08\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\xd6\x01\n\x0bRouterFrame\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.epdserve.v1.HelloH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.epdserve.v1.DecodeJobH\x00\x12%\n\x06resume\x18\x03 \x01(\x0b\x32\x13.epdserve.v1.ResumeH\x00\x12!\n\x04\x61\x63ks\x18\x04 \x01(\x0b\x32\x11.epdserve.v1.AcksH\x00\x12%\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x13.epdserve.v1.CancelH\x00\x42\x07\n\x05\x66rame\"+\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\",\n\x06Resume\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"&\n\x04\x41\x63ks\x12\x1e\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x10.epdserve.v1.Ack\"8\n\x03\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x8b\x01\n\x0b\x44\x65\x63odeFrame\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.epdserve.v1.WelcomeH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.epdserve.v1.StepH\x00\x12\'\n\x07unknown\x18\x03 \x01(\x0b\x32\x14.epdserve.v1.UnknownH\x00\x42\x07\n\x05\x66rame\".\n\x07Welcome\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"/\n\x04Step\x12\'\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x17.epdserve.v1.TokenChunk\"\x1d\n\x07Unknown\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xf5\x01\n\nTokenChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.epdserve.v1.FinishReason\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x18.epdserve.v1.ErrorDetail\x12+\n\x07receipt\x18\x06 \x01(\x0b\x32\x1a.epdserve.v1.DecodeReceipt\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.epdserve.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xee\x01\n\rDecodeReceipt\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x15\n\rpulled_tokens\x18\x02 \x01(\x04\x12\x12\n\nown_tokens\x18\x03 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x04\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x12\n\nhandoff_ms\x18\x08 \x01(\x01\x12\x11\n\tdecode_ms\x18\t \x01(\x01\x12*\n\x07sources\x18\n \x01(\x0b\x32\x19.epdserve.v1.TokenSources*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xe1\x01\n\x06\x44\x65\x63ode\x12\x41\n\x07Session\x12\x18.epdserve.v1.RouterFrame\x1a\x18.epdserve.v1.DecodeFrame(\x01\x30\x01\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescription\x12J\n\x0bWatchBlocks\x12\x1f.epdserve.v1.WatchBlocksRequest\x1a\x18.epdserve.v1.BlockUpdate0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65pdserve/v1/decode.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\"\xd3\x02\n\x0eSamplingParams\x12\x0c\n\x04seed\x18\x01 \x01(\x12\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x18\n\x10presence_penalty\x18\n \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x0c \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\r \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0e \x03(\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\x98\x01\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.epdserve.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x18\n\x0b\x61\x66ter_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bread_tokens\x18\x04 \x01(\r\x12\x18\n\x10\x66orbidden_before\x18\x05 \x03(\rB\x0e\n\x0c_after_token\"\x94\x03\n\tDecodeJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ntenant_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.epdserve.v1.SamplingParams\x12%\n\x06handle\x18\x06 \x01(\x0b\x32\x15.epdserve.v1.KVHandle\x12\x0f\n\x07\x65mitted\x18\x07 \x01(\x0c\x12\r\n\x05trace\x18\x08 \x01(\t\x12%\n\x07grammar\x18\t \x01(\x0b\x32\x14.epdserve.v1.Grammar\x12(\n\x06images\x18\x0c \x03(\x0b\x32\x18.epdserve.v1.PlacedImage\x12\'\n\x08schedule\x18\r \x01(\x0b\x32\x15.epdserve.v1.Schedule\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\x12\x13\n\x0b\x66orget_tail\x18\x0b \x01(\x08\x12\x16\n\ttimeout_s\x18\n \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"\x81\x02\n\x0bRouterFrame\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.epdserve.v1.HelloH\x00\x12(\n\x06submit\x18\x02 \x01(\x0b\x32\x16.epdserve.v1.DecodeJobH\x00\x12%\n\x06resume\x18\x03 \x01(\x0b\x32\x13.epdserve.v1.ResumeH\x00\x12!\n\x04\x61\x63ks\x18\x04 \x01(\x0b\x32\x11.epdserve.v1.AcksH\x00\x12%\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x13.epdserve.v1.CancelH\x00\x12)\n\x04many\x18\x06 \x01(\x0b\x32\x19.epdserve.v1.RouterFramesH\x00\x42\x07\n\x05\x66rame\"8\n\x0cRouterFrames\x12(\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.epdserve.v1.RouterFrame\"+\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\",\n\x06Resume\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"&\n\x04\x41\x63ks\x12\x1e\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x10.epdserve.v1.Ack\"8\n\x03\x41\x63k\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x8b\x01\n\x0b\x44\x65\x63odeFrame\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.epdserve.v1.WelcomeH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.epdserve.v1.StepH\x00\x12\'\n\x07unknown\x18\x03 \x01(\x0b\x32\x14.epdserve.v1.UnknownH\x00\x42\x07\n\x05\x66rame\"B\n\x07Welcome\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\ntakes_many\x18\x03 \x01(\x08\"/\n\x04Step\x12\'\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x17.epdserve.v1.TokenChunk\"\x1d\n\x07Unknown\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xf5\x01\n\nTokenChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.epdserve.v1.FinishReason\x12\'\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x18.epdserve.v1.ErrorDetail\x12+\n\x07receipt\x18\x06 \x01(\x0b\x32\x1a.epdserve.v1.DecodeReceipt\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.epdserve.v1.TokenLogprob\"I\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x12\n\ntop_tokens\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xee\x01\n\rDecodeReceipt\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x15\n\rpulled_tokens\x18\x02 \x01(\x04\x12\x12\n\nown_tokens\x18\x03 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\x04\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x04\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x12\n\nhandoff_ms\x18\x08 \x01(\x01\x12\x11\n\tdecode_ms\x18\t \x01(\x01\x12*\n\x07sources\x18\n \x01(\x0b\x32\x19.epdserve.v1.TokenSources*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xe1\x01\n\x06\x44\x65\x63ode\x12\x41\n\x07Session\x12\x18.epdserve.v1.RouterFrame\x1a\x18.epdserve.v1.DecodeFrame(\x01\x30\x01\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescription\x12J\n\x0bWatchBlocks\x12\x1f.epdserve.v1.WatchBlocksRequest\x1a\x18.epdserve.v1.BlockUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'epdserve.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRAMMARKIND']._serialized_start=2241
-  _globals['_GRAMMARKIND']._serialized_end=2361
-  _globals['_FINISHREASON']._serialized_start=2363
-  _globals['_FINISHREASON']._serialized_end=2458
+  _globals['_GRAMMARKIND']._serialized_start=2362
+  _globals['_GRAMMARKIND']._serialized_end=2482
+  _globals['_FINISHREASON']._serialized_start=2484
+  _globals['_FINISHREASON']._serialized_end=2579
   _globals['_SAMPLINGPARAMS']._serialized_start=68
   _globals['_SAMPLINGPARAMS']._serialized_end=407
   _globals['_GRAMMAR']._serialized_start=410
@@ -43,31 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEJOB']._serialized_start=565
   _globals['_DECODEJOB']._serialized_end=969
   _globals['_ROUTERFRAME']._serialized_start=972
-  _globals['_ROUTERFRAME']._serialized_end=1186
-  _globals['_HELLO']._serialized_start=1188
-  _globals['_HELLO']._serialized_end=1231
-  _globals['_RESUME']._serialized_start=1233
-  _globals['_RESUME']._serialized_end=1277
-  _globals['_ACKS']._serialized_start=1279
-  _globals['_ACKS']._serialized_end=1317
-  _globals['_ACK']._serialized_start=1319
-  _globals['_ACK']._serialized_end=1375
-  _globals['_CANCEL']._serialized_start=1377
-  _globals['_CANCEL']._serialized_end=1405
-  _globals['_DECODEFRAME']._serialized_start=1408
-  _globals['_DECODEFRAME']._serialized_end=1547
-  _globals['_WELCOME']._serialized_start=1549
-  _globals['_WELCOME']._serialized_end=1595
-  _globals['_STEP']._serialized_start=1597
-  _globals['_STEP']._serialized_end=1644
-  _globals['_UNKNOWN']._serialized_start=1646
-  _globals['_UNKNOWN']._serialized_end=1675
-  _globals['_TOKENCHUNK']._serialized_start=1678
-  _globals['_TOKENCHUNK']._serialized_end=1923
-  _globals['_TOKENLOGPROB']._serialized_start=1925
-  _globals['_TOKENLOGPROB']._serialized_end=1998
-  _globals['_DECODERECEIPT']._serialized_start=2001
-  _globals['_DECODERECEIPT']._serialized_end=2239
-  _globals['_DECODE']._serialized_start=2461
-  _globals['_DECODE']._serialized_end=2686
+  _globals['_ROUTERFRAME']._serialized_end=1229
+  _globals['_ROUTERFRAMES']._serialized_start=1231
+  _globals['_ROUTERFRAMES']._serialized_end=1287
+  _globals['_HELLO']._serialized_start=1289
+  _globals['_HELLO']._serialized_end=1332
+  _globals['_RESUME']._serialized_start=1334
+  _globals['_RESUME']._serialized_end=1378
+  _globals['_ACKS']._serialized_start=1380
+  _globals['_ACKS']._serialized_end=1418
+  _globals['_ACK']._serialized_start=1420
+  _globals['_ACK']._serialized_end=1476
+  _globals['_CANCEL']._serialized_start=1478
+  _globals['_CANCEL']._serialized_end=1506
+  _globals['_DECODEFRAME']._serialized_start=1509
+  _globals['_DECODEFRAME']._serialized_end=1648
+  _globals['_WELCOME']._serialized_start=1650
+  _globals['_WELCOME']._serialized_end=1716
+  _globals['_STEP']._serialized_start=1718
+  _globals['_STEP']._serialized_end=1765
+  _globals['_UNKNOWN']._serialized_start=1767
+  _globals['_UNKNOWN']._serialized_end=1796
+  _globals['_TOKENCHUNK']._serialized_start=1799
+  _globals['_TOKENCHUNK']._serialized_end=2044
+  _globals['_TOKENLOGPROB']._serialized_start=2046
+  _globals['_TOKENLOGPROB']._serialized_end=2119
+  _globals['_DECODERECEIPT']._serialized_start=2122
+  _globals['_DECODERECEIPT']._serialized_end=2360
+  _globals['_DECODE']._serialized_start=2582
+  _globals['_DECODE']._serialized_end=2807
 # @@protoc_insertion_point(module_scope)

@@ -247,6 +247,7 @@ class RouterFrame(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    MANY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first, and only first"""
@@ -259,6 +260,8 @@ class RouterFrame(_message.Message):
     def acks(self) -> Global___Acks: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def many(self) -> Global___RouterFrames: ...
     def __init__(
         self,
         *,
@@ -267,16 +270,39 @@ class RouterFrame(_message.Message):
         resume: Global___Resume | None = ...,
         acks: Global___Acks | None = ...,
         cancel: Global___Cancel | None = ...,
+        many: Global___RouterFrames | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "cancel", b"cancel", "frame", b"frame", "hello", b"hello", "resume", b"resume", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "cancel", b"cancel", "frame", b"frame", "hello", b"hello", "many", b"many", "resume", b"resume", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "cancel", b"cancel", "frame", b"frame", "hello", b"hello", "resume", b"resume", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "cancel", b"cancel", "frame", b"frame", "hello", b"hello", "many", b"many", "resume", b"resume", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "submit", "resume", "acks", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "submit", "resume", "acks", "cancel", "many"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___RouterFrame: _TypeAlias = RouterFrame  # noqa: Y015
+
+@_typing.final
+class RouterFrames(_message.Message):
+    """Frames that are ready together, in order; none of them holds others. For workers that say they take them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterFrame]: ...
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___RouterFrame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterFrames: _TypeAlias = RouterFrames  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -434,17 +460,20 @@ class Welcome(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TAKES_MANY_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.str
+    takes_many: _builtins.bool
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         incarnation: _builtins.str = ...,
+        takes_many: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "takes_many", b"takes_many", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from . import common_pb2 as epdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65pdserve/v1/prefill.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\"\xb1\x02\n\nPrefillJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ntenant_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x12\r\n\x05trace\x18\x05 \x01(\t\x12\x0f\n\x07readers\x18\x06 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tail_at\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12(\n\x06images\x18\t \x03(\x0b\x32\x18.epdserve.v1.PlacedImage\x12\'\n\x08schedule\x18\n \x01(\x0b\x32\x15.epdserve.v1.Schedule\x12\x15\n\rdeterministic\x18\x0b \x01(\x08\x42\x12\n\x10_prompt_logprobsB\n\n\x08_tail_at\"\x96\x02\n\rPrefillResult\x12%\n\x06handle\x18\x01 \x01(\x0b\x32\x15.epdserve.v1.KVHandle\x12\x15\n\rcached_tokens\x18\x02 \x01(\x04\x12\x15\n\rreplayed_rows\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x0e\n\x06run_ms\x18\x06 \x01(\x01\x12\x13\n\x0bmore_leases\x18\x07 \x03(\t\x12\x34\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1b.epdserve.v1.PromptLogprobs\x12*\n\x07sources\x18\t \x01(\x0b\x32\x19.epdserve.v1.TokenSources\"Y\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\x12\n\ntop_tokens\x18\x02 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x0c\x12\x0b\n\x03top\x18\x04 \x01(\r\"9\n\x13ReleaseLeaseRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"!\n\x11ReleaseLeaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"$\n\x0e\x41\x62\x61ndonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0e\n\x0c\x41\x62\x61ndonReply2\xf0\x02\n\x07Prefill\x12:\n\x03Run\x12\x17.epdserve.v1.PrefillJob\x1a\x1a.epdserve.v1.PrefillResult\x12P\n\x0cReleaseLease\x12 .epdserve.v1.ReleaseLeaseRequest\x1a\x1e.epdserve.v1.ReleaseLeaseReply\x12\x41\n\x07\x41\x62\x61ndon\x12\x1b.epdserve.v1.AbandonRequest\x1a\x19.epdserve.v1.AbandonReply\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescription\x12J\n\x0bWatchBlocks\x12\x1f.epdserve.v1.WatchBlocksRequest\x1a\x18.epdserve.v1.BlockUpdate0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65pdserve/v1/prefill.proto\x12\x0b\x65pdserve.v1\x1a\x18\x65pdserve/v1/common.proto\"\xb1\x02\n\nPrefillJob\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x12\n\ntenant_key\x18\x03 \x01(\x0c\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x12\r\n\x05trace\x18\x05 \x01(\t\x12\x0f\n\x07readers\x18\x06 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07tail_at\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12(\n\x06images\x18\t \x03(\x0b\x32\x18.epdserve.v1.PlacedImage\x12\'\n\x08schedule\x18\n \x01(\x0b\x32\x15.epdserve.v1.Schedule\x12\x15\n\rdeterministic\x18\x0b \x01(\x08\x42\x12\n\x10_prompt_logprobsB\n\n\x08_tail_at\"\x96\x02\n\rPrefillResult\x12%\n\x06handle\x18\x01 \x01(\x0b\x32\x15.epdserve.v1.KVHandle\x12\x15\n\rcached_tokens\x18\x02 \x01(\x04\x12\x15\n\rreplayed_rows\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x10\n\x08queue_ms\x18\x05 \x01(\x01\x12\x0e\n\x06run_ms\x18\x06 \x01(\x01\x12\x13\n\x0bmore_leases\x18\x07 \x03(\t\x12\x34\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1b.epdserve.v1.PromptLogprobs\x12*\n\x07sources\x18\t \x01(\x0b\x32\x19.epdserve.v1.TokenSources\"J\n\x0cPrefillCalls\x12\'\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x18.epdserve.v1.PrefillCall\x12\x11\n\tcancelled\x18\x02 \x03(\t\"F\n\x0bPrefillCall\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.epdserve.v1.PrefillJob\x12\x11\n\ttimeout_s\x18\x02 \x01(\x01\"=\n\x0ePrefillAnswers\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.epdserve.v1.PrefillAnswer\"\x86\x01\n\rPrefillAnswer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1a.epdserve.v1.PrefillResultH\x00\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.epdserve.v1.ErrorDetailH\x00\x42\x08\n\x06\x61nswer\"Y\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\x12\n\ntop_tokens\x18\x02 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x0c\x12\x0b\n\x03top\x18\x04 \x01(\r\"9\n\x13ReleaseLeaseRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"!\n\x11ReleaseLeaseReply\x12\x0c\n\x04held\x18\x01 \x01(\x08\"$\n\x0e\x41\x62\x61ndonRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x0e\n\x0c\x41\x62\x61ndonReply2\xb7\x03\n\x07Prefill\x12:\n\x03Run\x12\x17.epdserve.v1.PrefillJob\x1a\x1a.epdserve.v1.PrefillResult\x12\x45\n\x07Session\x12\x19.epdserve.v1.PrefillCalls\x1a\x1b.epdserve.v1.PrefillAnswers(\x01\x30\x01\x12P\n\x0cReleaseLease\x12 .epdserve.v1.ReleaseLeaseRequest\x1a\x1e.epdserve.v1.ReleaseLeaseReply\x12\x41\n\x07\x41\x62\x61ndon\x12\x1b.epdserve.v1.AbandonRequest\x1a\x19.epdserve.v1.AbandonReply\x12H\n\x08\x44\x65scribe\x12\x1c.epdserve.v1.DescribeRequest\x1a\x1e.epdserve.v1.WorkerDescription\x12J\n\x0bWatchBlocks\x12\x1f.epdserve.v1.WatchBlocksRequest\x1a\x18.epdserve.v1.BlockUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,16 +36,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLJOB']._serialized_end=374
   _globals['_PREFILLRESULT']._serialized_start=377
   _globals['_PREFILLRESULT']._serialized_end=655
-  _globals['_PROMPTLOGPROBS']._serialized_start=657
-  _globals['_PROMPTLOGPROBS']._serialized_end=746
-  _globals['_RELEASELEASEREQUEST']._serialized_start=748
-  _globals['_RELEASELEASEREQUEST']._serialized_end=805
-  _globals['_RELEASELEASEREPLY']._serialized_start=807
-  _globals['_RELEASELEASEREPLY']._serialized_end=840
-  _globals['_ABANDONREQUEST']._serialized_start=842
-  _globals['_ABANDONREQUEST']._serialized_end=878
-  _globals['_ABANDONREPLY']._serialized_start=880
-  _globals['_ABANDONREPLY']._serialized_end=894
-  _globals['_PREFILL']._serialized_start=897
-  _globals['_PREFILL']._serialized_end=1265
+  _globals['_PREFILLCALLS']._serialized_start=657
+  _globals['_PREFILLCALLS']._serialized_end=731
+  _globals['_PREFILLCALL']._serialized_start=733
+  _globals['_PREFILLCALL']._serialized_end=803
+  _globals['_PREFILLANSWERS']._serialized_start=805
+  _globals['_PREFILLANSWERS']._serialized_end=866
+  _globals['_PREFILLANSWER']._serialized_start=869
+  _globals['_PREFILLANSWER']._serialized_end=1003
+  _globals['_PROMPTLOGPROBS']._serialized_start=1005
+  _globals['_PROMPTLOGPROBS']._serialized_end=1094
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1096
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1153
+  _globals['_RELEASELEASEREPLY']._serialized_start=1155
+  _globals['_RELEASELEASEREPLY']._serialized_end=1188
+  _globals['_ABANDONREQUEST']._serialized_start=1190
+  _globals['_ABANDONREQUEST']._serialized_end=1226
+  _globals['_ABANDONREPLY']._serialized_start=1228
+  _globals['_ABANDONREPLY']._serialized_end=1242
+  _globals['_PREFILL']._serialized_start=1245
+  _globals['_PREFILL']._serialized_end=1684
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,11 @@ class PrefillStub:
                 request_serializer=epdserve_dot_v1_dot_prefill__pb2.PrefillJob.SerializeToString,
                 response_deserializer=epdserve_dot_v1_dot_prefill__pb2.PrefillResult.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/epdserve.v1.Prefill/Session',
+                request_serializer=epdserve_dot_v1_dot_prefill__pb2.PrefillCalls.SerializeToString,
+                response_deserializer=epdserve_dot_v1_dot_prefill__pb2.PrefillAnswers.FromString,
+                _registered_method=True)
         self.ReleaseLease = channel.unary_unary(
                 '/epdserve.v1.Prefill/ReleaseLease',
                 request_serializer=epdserve_dot_v1_dot_prefill__pb2.ReleaseLeaseRequest.SerializeToString,
@@ -67,6 +72,13 @@ class PrefillServicer:
 
     def Run(self, request, context):
         """Fills KV for a prompt. Cancelling the call cancels the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """The same for many jobs, as they come; the stream's end cancels what runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +118,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=epdserve_dot_v1_dot_prefill__pb2.PrefillJob.FromString,
                     response_serializer=epdserve_dot_v1_dot_prefill__pb2.PrefillResult.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=epdserve_dot_v1_dot_prefill__pb2.PrefillCalls.FromString,
+                    response_serializer=epdserve_dot_v1_dot_prefill__pb2.PrefillAnswers.SerializeToString,
             ),
             'ReleaseLease': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseLease,
@@ -155,6 +172,33 @@ class Prefill:
             '/epdserve.v1.Prefill/Run',
             epdserve_dot_v1_dot_prefill__pb2.PrefillJob.SerializeToString,
             epdserve_dot_v1_dot_prefill__pb2.PrefillResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/epdserve.v1.Prefill/Session',
+            epdserve_dot_v1_dot_prefill__pb2.PrefillCalls.SerializeToString,
+            epdserve_dot_v1_dot_prefill__pb2.PrefillAnswers.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,8 @@ class PrefillStub:
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Run: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.PrefillJob, _prefill_pb2.PrefillResult]
     """Fills KV for a prompt. Cancelling the call cancels the job."""
+    Session: _grpc.StreamStreamMultiCallable[_prefill_pb2.PrefillCalls, _prefill_pb2.PrefillAnswers]
+    """The same for many jobs, as they come; the stream's end cancels what runs."""
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseLeaseRequest, _prefill_pb2.ReleaseLeaseReply]
     """The reader is done with a handle's pages; the answer says whether the promise still held."""
     Abandon: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.AbandonRequest, _prefill_pb2.AbandonReply]
@@ -48,6 +50,8 @@ class PrefillAsyncStub(PrefillStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryUnaryMultiCallable[_prefill_pb2.PrefillJob, _prefill_pb2.PrefillResult]  # type: ignore[assignment]
     """Fills KV for a prompt. Cancelling the call cancels the job."""
+    Session: _aio.StreamStreamMultiCallable[_prefill_pb2.PrefillCalls, _prefill_pb2.PrefillAnswers]  # type: ignore[assignment]
+    """The same for many jobs, as they come; the stream's end cancels what runs."""
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseLeaseRequest, _prefill_pb2.ReleaseLeaseReply]  # type: ignore[assignment]
     """The reader is done with a handle's pages; the answer says whether the promise still held."""
     Abandon: _aio.UnaryUnaryMultiCallable[_prefill_pb2.AbandonRequest, _prefill_pb2.AbandonReply]  # type: ignore[assignment]
@@ -65,6 +69,14 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_pb2.PrefillResult, _abc.Awaitable[_prefill_pb2.PrefillResult]]:
         """Fills KV for a prompt. Cancelling the call cancels the job."""
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_prefill_pb2.PrefillCalls],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PrefillAnswers], _abc.AsyncIterator[_prefill_pb2.PrefillAnswers]]:
+        """The same for many jobs, as they come; the stream's end cancels what runs."""
 
     @_abc_1.abstractmethod
     def ReleaseLease(

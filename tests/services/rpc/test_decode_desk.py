@@ -209,3 +209,17 @@ def test_hello_in_mid_stream_is_refused() -> None:
     router = desk.enter()
     with pytest.raises(InvalidRequest, match="hello"):
         desk.desk.handle(router, decode_pb2.RouterFrame(hello=decode_pb2.Hello(router_id="x")))
+
+
+def test_frames_that_came_together_are_heeded_in_order_and_hold_no_others() -> None:
+    desk = Desk()
+    router = desk.enter()
+    submits = [
+        decode_pb2.RouterFrame(submit=decode_job_to_pb(decode_job(name, max_tokens=5))) for name in "ab"
+    ]
+    cancel = decode_pb2.RouterFrame(cancel=decode_pb2.Cancel(request_id="a"))
+    many = decode_pb2.RouterFrame(many=decode_pb2.RouterFrames(frames=[*submits, cancel]))
+    desk.desk.handle(router, many)
+    assert (desk.submitted, desk.cancelled) == (["a", "b"], ["a"])
+    with pytest.raises(InvalidRequest, match="hold no others"):
+        desk.desk.handle(router, decode_pb2.RouterFrame(many=decode_pb2.RouterFrames(frames=[many])))

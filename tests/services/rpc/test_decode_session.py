@@ -15,7 +15,8 @@ from epdserve.services.rpc.decode_desk import SessionLimits
 from epdserve.services.rpc.decode_session import DecodeSession, DecodeSessionLimits
 from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.pb import decode_pb2, decode_pb2_grpc
-from epdserve.services.rpc.server import serve_decode
+from epdserve.services.rpc.server import serve_decode, serve_servicer
+from epdserve.services.rpc.servicers import Context, DecodeServicer
 from epdserve.services.types import FinishReason
 from support.fake_decode import TOKEN, FakeDecode, decode_job, expected_token, expected_tokens, serve_flaky
 from support.waiting import until
@@ -352,3 +353,36 @@ async def tokens_from(call: Any) -> list[int]:
         frame = await call.read()
         if frame.WhichOneof("frame") == "step" and frame.step.chunks:
             return list(frame.step.chunks[0].tokens)
+
+
+@pytest.mark.parametrize("takes_many", [True, False], ids=["now", "an older worker"])
+async def test_jobs_that_are_ready_together_share_a_message_if_the_worker_takes_it(takes_many: bool) -> None:
+    kinds: list[str | None] = []
+
+    class Noting(DecodeServicer):
+        async def Session(  # type: ignore[override]  # noqa: N802
+            self, request_iterator: AsyncIterator[decode_pb2.RouterFrame], context: Context
+        ) -> None:
+            async def noted() -> AsyncIterator[decode_pb2.RouterFrame]:
+                async for frame in request_iterator:
+                    kinds.append(frame.WhichOneof("frame"))
+                    yield frame
+
+            async def write(frame: decode_pb2.DecodeFrame) -> None:
+                if frame.HasField("welcome"):
+                    frame.welcome.takes_many = takes_many
+                await context.write(frame)
+
+            await engine.sessions.attach(noted(), write)
+
+    engine = FakeDecode()
+    server = await serve_servicer(
+        Noting(engine, engine.sessions), engine.sessions, token=TOKEN, address="127.0.0.1:0"
+    )
+    async with session_to(server.address) as session:
+        await until(lambda: session.connected)
+        for name in "abc":
+            session.submit(decode_job(name, max_tokens=5), deadline_s=10)
+        await until(lambda: len(engine.running) == 3)
+        assert kinds == (["hello", "many"] if takes_many else ["hello", "submit", "submit", "submit"])
+    await server.stop(grace_s=0)

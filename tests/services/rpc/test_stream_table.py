@@ -7,7 +7,7 @@ from epdserve.services.errors import Internal, WorkerLost
 from epdserve.services.rpc.convert import chunk_to_pb
 from epdserve.services.rpc.decode_stream import DecodeStream
 from epdserve.services.rpc.pb import decode_pb2
-from epdserve.services.rpc.stream_table import StreamTable
+from epdserve.services.rpc.stream_table import StreamTable, gathered
 from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason, TokenChunk
 from support.fake_decode import decode_job
@@ -124,3 +124,18 @@ async def test_frame_that_means_nothing_is_refused() -> None:
     table = StreamTable(worker="w")
     with pytest.raises(Internal, match="welcome"):
         table.take(decode_pb2.DecodeFrame(welcome=decode_pb2.Welcome()))
+
+
+async def test_frames_share_messages_up_to_a_size() -> None:
+    table = StreamTable(worker="w")
+    for name in "abc":
+        add(table, name)
+    (message,) = gathered(table.control_frames())
+    assert [frame.submit.request_id for frame in message.many.frames] == ["a", "b", "c"]
+    large = decode_pb2.RouterFrame(submit=decode_pb2.DecodeJob(request_id="x", tokens=bytes(2**20)))
+    small = decode_pb2.RouterFrame(cancel=decode_pb2.Cancel(request_id="y"))
+    assert list(gathered([small])) == [small]
+    first, second = gathered([small, large, small])
+    assert list(first.many.frames) == [small, large]
+    assert second == small
+    assert not list(gathered([]))
