@@ -28,7 +28,6 @@ KINDS: Final = {
     "counter": "counter",  # a partial of the class
     "gauge": "gauge",
     "histogram": "histogram",
-    "TokenHistogram": "histogram",
 }
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 

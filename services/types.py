@@ -34,6 +34,7 @@ MAX_READERS: Final = 128  # choices that share one prefill
 WIRE_VERSION: Final = 1  # goes up when two versions of these processes can no longer talk (proto/README.md)
 
 _INT32_MAX = 2**31 - 1
+_TOKEN_DTYPE: Final = np.dtype("<i4")
 
 
 def token_ids(values: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
@@ -45,12 +46,13 @@ def token_ids(values: Iterable[int] | npt.NDArray[np.integer]) -> TokenIds:
     ids = values if isinstance(values, np.ndarray) else np.array(tuple(values) or (), dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(f"token ids must be a list of integers, got shape {ids.shape} of {ids.dtype}")
-    if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) <= _INT32_MAX):
+    fits = ids.dtype == _TOKEN_DTYPE  # then none can be too large, and looking costs more than the copy
+    if ids.size and not (int(ids.min()) >= 0 and (fits or int(ids.max()) <= _INT32_MAX)):
         raise ValueError(f"token ids must lie in [0, 2**31), got {int(ids.min())}..{int(ids.max())}")
-    if ids.dtype == np.dtype("<i4") and ids.flags.c_contiguous and not ids.flags.writeable:
+    if fits and ids.flags.c_contiguous and not ids.flags.writeable:
         same: TokenIds = ids  # type: ignore[assignment]
         return same
-    out: TokenIds = np.array(ids, dtype="<i4", order="C")
+    out: TokenIds = np.array(ids, dtype=_TOKEN_DTYPE, order="C")
     out.flags.writeable = False
     return out
 

@@ -107,28 +107,47 @@ class Exchange:
         assert owner is not None
         gone = False
 
-        async def watch() -> None:
+        def leave() -> None:
             nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
             # Servers report a disconnect after the last byte as well
             if not self._complete:
                 gone = True
                 owner.cancel()
 
-        watcher = asyncio.create_task(watch())
         try:
-            try:
+            async with self._watching(leave):
                 yield
-            finally:
-                watcher.cancel()
-                # Also the place where a cancellation lands that came after the last await inside
-                await asyncio.wait([watcher])
         except (asyncio.CancelledError, ServiceError):
             # A call that fails as it is cancelled tells its failure, not the cancelling
             if gone and owner.uncancel() == 0:
                 raise Cancelled("the client has gone") from None
             raise
+
+    @asynccontextmanager
+    async def _watching(self, on_leave: Callable[[], None]) -> AsyncIterator[None]:
+        """Call back when the client goes: the server does, or a task does that listens to what it says."""
+        watch: Callable[[Callable[[], None] | None], None] | None
+        watch = self._scope.get("extensions", {}).get("epdserve.watch")
+        if watch is not None:
+            watch(on_leave)
+            try:
+                yield
+            finally:
+                watch(None)
+                # Where a cancellation lands that came after the last await inside
+                await asyncio.sleep(0)
+            return
+        listener = asyncio.create_task(self._listen(on_leave))
+        try:
+            yield
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
+
+    async def _listen(self, on_leave: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        on_leave()
 
     async def answer(
         self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -40,12 +41,12 @@ class GatheringTransport:
     def write(self, data: bytes) -> None:
         """Write, before the loop looks for anything new."""
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
 
     def close(self) -> None:
         """Close once everything is written."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:
@@ -56,7 +57,8 @@ class GatheringTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what has been written by now."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
@@ -71,6 +73,7 @@ class RouterHttpProtocol(HttpToolsProtocol):
     max_connections: int = 4096
     end_grace_s: float = 0.5
     _ending: bool = False
+    _on_leave: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Set the socket up and give the first request's headers a time limit."""
@@ -99,9 +102,18 @@ class RouterHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timer, and tell whoever writes an answer here."""
         self._stop_header_timer()
         super().connection_lost(exc)
+        if (on_leave := self._on_leave) is not None:
+            self._on_leave = None
+            on_leave()
+
+    def on_response_complete(self) -> None:
+        """The last bytes leave before what is to be noted of the request."""
+        if isinstance(self.transport, GatheringTransport):
+            self.transport.flush()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless the headers have grown too long."""
@@ -131,9 +143,19 @@ class RouterHttpProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
         extensions["epdserve.abort"] = self.transport.abort
+        extensions["epdserve.watch"] = self._watch
         super().on_headers_complete()
         if self._ending and self.cycle is not None:
             self.cycle.keep_alive = False  # the answer says that it is this connection's last
+
+    def _watch(self, on_leave: Callable[[], None] | None) -> None:
+        """Call back when the client goes, once; None = no more. For the one request of the connection that is answered.
+
+        A task that waits for the server's word on it would cost a request more than most of what it does.
+        """
+        self._on_leave = on_leave
+        if on_leave is not None:
+            self.flow.resume_reading()  # a long body paused it, and only readers hear an end
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets the API's error body, too."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from epdserve.services.router.memo import Kept
 from epdserve.services.types import TokenSources
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -33,8 +33,8 @@ _EFFORTS: Final = tuple(range(10, 101, 10))  # also the levels: 50, 75 falls int
 _FOLDED: Final = {"draining": "unavailable", "worker_lost": "unavailable", "lease_lost": "unavailable"}
 
 
-class TokenHistogram(Collector):
-    """A histogram that is fed once a token batch, at a tenth of the library's price.
+class LoopHistogram(Collector):
+    """A histogram at a tenth of the library's price: one is fed once a token batch, others once a request.
 
     Observed and collected on one event loop, so it takes no lock.
     """
@@ -68,7 +68,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        r = self.registry
+        r, histogram = self.registry, self._histogram
         self._requests = Counter(
             "epdserve_router_requests", "Finished requests by outcome", ["outcome"], registry=r
         )
@@ -115,31 +115,26 @@ class RouterMetrics:
         self.invalid_calls = Counter(
             "epdserve_router_invalid_calls", "Tool calls whose arguments were no JSON object", registry=r
         )
-        self.prompt_size = Histogram(
-            "epdserve_router_prompt_size_tokens", "Prompt length", buckets=_TOKENS, registry=r
+        self.prompt_size = histogram("epdserve_router_prompt_size_tokens", "Prompt length", _TOKENS)
+        self.prepare = histogram("epdserve_router_prepare_seconds", "Body read to prefill sent", _FAST_S)
+        self.effort_asked = histogram(
+            "epdserve_router_effort_asked", "Effort that requests asked for", _EFFORTS
         )
-        self.prepare = Histogram(
-            "epdserve_router_prepare_seconds", "Body read to prefill sent", buckets=_FAST_S, registry=r
+        self.effort_granted = histogram(
+            "epdserve_router_effort_granted", "Effort that they ran with", _EFFORTS
         )
-        self.effort_asked = Histogram(
-            "epdserve_router_effort_asked", "Effort that requests asked for", buckets=_EFFORTS, registry=r
+        self.ttft = histogram(
+            "epdserve_router_time_to_first_token_seconds", "Request to first token", _SLOW_S
         )
-        self.effort_granted = Histogram(
-            "epdserve_router_effort_granted", "Effort that they ran with", buckets=_EFFORTS, registry=r
-        )
-        self.ttft = Histogram(
-            "epdserve_router_time_to_first_token_seconds",
-            "Request to first token",
-            buckets=_SLOW_S,
-            registry=r,
-        )
-        self.itl = TokenHistogram(
+        self.itl = histogram(
             "epdserve_router_inter_token_seconds", "Time between token batches of a stream", _FAST_S
         )
-        r.register(self.itl)
-        self.e2e = Histogram(
-            "epdserve_router_request_seconds", "Request to last token", buckets=_SLOW_S, registry=r
-        )
+        self.e2e = histogram("epdserve_router_request_seconds", "Request to last token", _SLOW_S)
+
+    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> LoopHistogram:
+        made = LoopHistogram(name, documentation, buckets)
+        self.registry.register(made)
+        return made
 
     def kept(self, what: Sequence[Kept]) -> None:
         """Count what is remembered of an answer."""

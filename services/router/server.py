@@ -44,6 +44,9 @@ _SAMPLE_S = 5.0
 # Threads that render or check grammars give Python's lock back within this; the default of 5 ms would show in streams
 _SWITCH_INTERVAL_S = 0.000_5
 
+# A request leaves next to nothing for the collector, which would look after every few of them
+_GC_ALLOCATIONS = 20_000
+
 _log = logging.getLogger(__name__)
 
 
@@ -203,6 +206,7 @@ async def serve(config: RouterConfig, listener: socket.socket | None = None) -> 
             # What is loaded by now stays for ever: collections need not walk it, and pause streams less
             gc.collect()
             gc.freeze()
+            gc.set_threshold(_GC_ALLOCATIONS)
             async with administered(app, config), shared(app, config, registry):
                 await uvicorn_server(app, config).serve(sockets=[sock])
 
