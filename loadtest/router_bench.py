@@ -24,10 +24,12 @@ from typing import Annotated, Any, Final
 import httpx
 import typer
 from epdserve.loadtest.router_bench_client import Counted, count
-from epdserve.loadtest.router_bench_waits import waits_between_events
+from epdserve.loadtest.router_bench_long import long_prompt
 
 _START_S: Final = 60.0
 _TOKENS: Final = 16
+# Of the scripted workers where what a stream feels is measured: that of a model at a hundred tokens a second
+_STEP_S: Final = 0.01
 _WORDS: Final = "the quick brown fox jumps over the lazy dog and runs away from it all "
 # What V4.1 renamed in the published vocabulary
 _RENAMED: Final = {
@@ -163,47 +165,6 @@ def memory(served: Served, *, requests: int, tokens: int = 4) -> dict[str, Any]:
     return {"requests": done, "tokens_each": tokens, **marks}
 
 
-def long_prompt(served: Served, *, tokens: int = 100_000, seconds: float = 4.0) -> dict[str, Any]:
-    """Waits between tokens of other streams while chats of 100k tokens are rendered, and without: three turns each."""
-    long = body_of(served.model, words=tokens, tokens=4)
-    steady = body_of(served.model, tokens=2000)
-    pairs = [
-        (_waits_ms(served, steady, seconds, None), _waits_ms(served, steady, seconds, long)) for _ in range(3)
-    ]
-    quiet, busy = (statistics.median(one) for one in zip(*pairs, strict=True))
-    return {
-        "prompt_words": tokens,
-        "quiet_itl_p99_ms": quiet,
-        "busy_itl_p99_ms": busy,
-        "more_ms": round(busy - quiet, 2),
-        "rounds": pairs,
-    }
-
-
-def _waits_ms(served: Served, steady: bytes, seconds: float, long: bytes | None) -> float:
-    """p99 of waits between events of eight streams."""
-    with ExitStack() as stack:
-        if long is not None:
-            command = [sys.executable, "-P", "-c", _ASK_LONG, served.url, "2"]
-            asker = subprocess.Popen(command, stdin=subprocess.PIPE)
-            assert asker.stdin is not None
-            asker.stdin.write(long)
-            asker.stdin.close()
-            stack.callback(asker.wait)
-            stack.callback(asker.terminate)
-        waits = waits_between_events(served.url, steady, clients=8, seconds=seconds)
-    return round(1000 * statistics.quantiles(waits, n=100)[98], 2)
-
-
-_ASK_LONG: Final = """
-import sys, urllib.request
-body = sys.stdin.buffer.read()
-for _ in range(1000):
-    request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body, {"content-type": "application/json"})
-    urllib.request.urlopen(request, timeout=60).read()
-"""
-
-
 @contextmanager
 def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
@@ -287,9 +248,16 @@ def main(
                     row = streams(served, clients=clients, seconds=seconds, quick_acks=quick_acks)
                     print(json.dumps(row), flush=True)
         print(json.dumps(many_events(ours, clients=256, seconds=seconds)), flush=True)
-        print(json.dumps(long_prompt(ours)), flush=True)
         if requests:
             print(json.dumps(memory(ours, requests=requests)), flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="router-bench-") as folder,
+        running(Path(folder), step_s=_STEP_S, **settings) as ours,
+    ):
+        long, steady = (
+            body_of(ours.model, words=words, tokens=tokens) for words, tokens in ((100_000, 4), (8, 100_000))
+        )
+        print(json.dumps(long_prompt(ours.url, long=long, steady=steady)), flush=True)
 
 
 def _peer(text: str) -> Served:
