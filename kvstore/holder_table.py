@@ -52,7 +52,7 @@ class HolderTable:
 
     def holders(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
         """Bit mask of the holders of each block in turn, 0 for an unknown one."""
-        lows, highs, bits, mask = self._lows, self._highs, self._bits[0], self._mask
+        lows, highs, bits, mask, words = self._lows, self._highs, self._bits, self._mask, self._words
         for low, high in _pairs(hashes, keep_length=True):
             low ^= _TURN
             slot = low & mask
@@ -61,7 +61,7 @@ class HolderTable:
                     break
                 slot = (slot + 1) & mask
             else:
-                yield bits[slot] if self._words == 1 else self._all_bits(slot)
+                yield bits[slot] if words == 1 else self._all_bits(slot)
                 continue
             yield 0
 
@@ -72,20 +72,17 @@ class HolderTable:
         """
         pairs = np.frombuffer(_joined(hashes, keep_length=True), "<u8").reshape(-1, 2)
         slots = self._find_soon(pairs[:, 0] ^ np.uint64(_TURN), pairs[:, 1])
-        unknown = slots < 0
-        length = int(unknown.argmax())
-        slots = slots[:length] if unknown[length] else slots
         if not len(slots):
             return {}
         _, _, bits = self._arrays()
-        held = np.bitwise_and.accumulate([word[slots] for word in bits], axis=1)
+        held = np.bitwise_and.accumulate(bits.take(slots, axis=0), axis=0)
         # Holders drop out at a few places; in between, all that hold a block hold the next one
-        ends = np.flatnonzero((held[:, 1:] != held[:, :-1]).any(axis=0)) + 1
+        ends = np.unique(np.flatnonzero(held[1:] != held[:-1]) // self._words) + 1
         ends = np.append(ends, len(slots))
-        lost = held[:, ends - 1]
-        lost[:, :-1] ^= held[:, ends[:-1]]
-        flags = np.unpackbits(np.ascontiguousarray(lost.T, "<u8").view(np.uint8), bitorder="little")
-        places, holders = np.divmod(np.flatnonzero(flags.view(np.bool_)), len(bits) * _WORD_BITS)
+        lost = held[ends - 1]
+        lost[:-1] ^= held[ends[:-1]]
+        flags = np.unpackbits(lost.astype("<u8", copy=False).view(np.uint8), bitorder="little")
+        places, holders = np.divmod(np.flatnonzero(flags.view(np.bool_)), self._words * _WORD_BITS)
         return dict(zip(holders.tolist(), ends[places].tolist(), strict=True))
 
     def add(self, holder: int, hashes: Sequence[BlockHash]) -> None:
@@ -95,9 +92,9 @@ class HolderTable:
             self._add_in_bulk(holder, hashes)
             return
         self._reserve(len(hashes))
-        lows, highs, mask = self._lows, self._highs, self._mask
-        bits, bit = self._bits[holder // _WORD_BITS], 1 << holder % _WORD_BITS
-        alone = self._words == 1  # no other word can hold a bit of the slot
+        lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
+        bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
+        alone = words == 1  # no other word can hold a bit of the slot
         for low, high in _pairs(hashes):
             low ^= _TURN
             if not (low or high):
@@ -112,21 +109,21 @@ class HolderTable:
                         slot = dead
                     lows[slot], highs[slot] = low, high
                     break
-                if dead < 0 and not bits[slot] and (alone or not self._all_bits(slot)):
+                if dead < 0 and not bits[slot * words + word] and (alone or not self._all_bits(slot)):
                     dead = slot
                 slot = (slot + 1) & mask
-            held = bits[slot]
+            held = bits[at := slot * words + word]
             if not held and (alone or not self._all_bits(slot)):
                 self._live += 1
-            bits[slot] = held | bit
+            bits[at] = held | bit
 
     def discard(self, holder: int, hashes: Sequence[BlockHash]) -> None:
         """Note that a holder has blocks no more; those it never had are ignored."""
         if holder >= self._words * _WORD_BITS:
             return
-        lows, highs, mask = self._lows, self._highs, self._mask
-        bits, bit = self._bits[holder // _WORD_BITS], 1 << holder % _WORD_BITS
-        alone = self._words == 1
+        lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
+        bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
+        alone = words == 1
         for low, high in _pairs(hashes):
             low ^= _TURN
             slot = low & mask
@@ -135,9 +132,9 @@ class HolderTable:
                     break
                 slot = (slot + 1) & mask
             else:
-                held = bits[slot]
+                held = bits[at := slot * words + word]
                 if held & bit:
-                    bits[slot] = held = held ^ bit
+                    bits[at] = held = held ^ bit
                     if not held and (alone or not self._all_bits(slot)):
                         self._live -= 1
 
@@ -145,8 +142,8 @@ class HolderTable:
         """Note that a holder has nothing."""
         if holder < self._words * _WORD_BITS:
             _, _, bits = self._arrays()
-            bits[holder // _WORD_BITS] &= ~_bit(holder)
-            self._live = int(np.count_nonzero(_any(bits)))
+            bits[:, holder // _WORD_BITS] &= ~_bit(holder)
+            self._live = int(np.count_nonzero(bits.any(axis=1)))
             if self._live < self._mask // 8:
                 self._rebuild(0)
 
@@ -155,7 +152,7 @@ class HolderTable:
         lows, highs, bits = self._arrays()
         if holder >= self._words * _WORD_BITS:
             return folded(lows[:0], highs[:0])
-        there = (bits[holder // _WORD_BITS] & _bit(holder)) != 0
+        there = (bits[:, holder // _WORD_BITS] & _bit(holder)) != 0
         return folded(lows[there] ^ np.uint64(_TURN), highs[there])
 
     # -- inside ---------------------------------------------------------------------------------------------
@@ -164,22 +161,29 @@ class HolderTable:
         self._mask = capacity - 1
         # array gives plain ints faster than numpy does; numpy looks at the same memory for whole-table work
         self._lows, self._highs = (array("Q", bytes(8 * capacity)) for _ in range(2))
-        self._bits = [array("Q", bytes(8 * capacity)) for _ in range(self._words)]
+        # All words of a slot side by side: of a large table, little more than a line of it is in no cache yet
+        self._bits = array("Q", bytes(8 * capacity * self._words))
 
     def _all_bits(self, slot: int) -> int:
-        return sum(bits[slot] << _WORD_BITS * word for word, bits in enumerate(self._bits))
+        first = slot * self._words
+        words = self._bits[first : first + self._words]
+        return sum(held << _WORD_BITS * word for word, held in enumerate(words))
 
-    def _arrays(self) -> tuple[Words, Words, list[Words]]:
+    def _arrays(self) -> tuple[Words, Words, Words]:
+        """Low and high words, and bits: (slots, words)."""
         return (
             np.frombuffer(self._lows, np.uint64),
             np.frombuffer(self._highs, np.uint64),
-            [np.frombuffer(bits, np.uint64) for bits in self._bits],
+            np.frombuffer(self._bits, np.uint64).reshape(-1, self._words),
         )
 
     def _make_room_for(self, holder: int) -> None:
-        while holder >= self._words * _WORD_BITS:
-            self._bits.append(array("Q", bytes(8 * (self._mask + 1))))
-            self._words += 1
+        if holder >= self._words * _WORD_BITS:
+            _, _, narrow = self._arrays()
+            self._words = holder // _WORD_BITS + 1
+            self._bits = array("Q", bytes(8 * len(narrow) * self._words))
+            _, _, wide = self._arrays()
+            wide[:, : narrow.shape[1]] = narrow
 
     def _reserve(self, more: int) -> None:
         if self._used + more > _MAX_LOAD * (self._mask + 1):
@@ -192,35 +196,39 @@ class HolderTable:
         known = slots >= 0
         _, _, bits = self._arrays()
         known &= (low != 0) | (high != 0)
-        bits[holder // _WORD_BITS][slots[known]] |= _bit(holder)
+        bits[slots[known], holder // _WORD_BITS] |= _bit(holder)
         fresh = np.unique(np.stack((low[~known], high[~known]), axis=1), axis=0)
         self._rebuild(0, fresh[fresh.any(axis=1)], holder)
 
     def _find_soon(self, low: Words, high: Words) -> npt.NDArray[np.int64]:
-        """As ``_find``, faster for some hundred hashes.
+        """Slots of a chain's blocks up to the first unknown one.
 
         All are looked for in the first places together; the few that are not there, one by one.
         """
-        lows, highs, mask = np.frombuffer(self._lows, np.int64), self._highs, self._mask
+        lows, mask = np.frombuffer(self._lows, np.int64), self._mask
         wanted = low.view(np.int64)
         slots = wanted & mask
-        found = lows[slots]
+        found = lows.take(slots)  # some times faster than ``lows[slots]``
         pending = np.flatnonzero((found != wanted) & (found != 0))
         for _ in range(_ROUNDS):
-            slots[pending] = at = (slots[pending] + 1) & mask
-            found = lows[at]
-            pending = pending[(found != wanted[pending]) & (found != 0)]
+            slots[pending] = at = (slots.take(pending) + 1) & mask
+            found = lows.take(at)
+            pending = pending[(found != wanted.take(pending)) & (found != 0)]
         for index in pending.tolist():
             key, slot = int(wanted[index]), int(slots[index])
             while lows[slot] != key and lows[slot]:
                 slot = (slot + 1) & mask
             slots[index] = slot
-        # A low word may be another hash's, or zero in a hash: then all is done with care
-        at_slots = np.frombuffer(highs, np.uint64)[slots]
-        there = lows[slots] == wanted
-        if (at_slots[there] != high[there]).any() or at_slots[~there].any() or not wanted.all():
-            return self._find(low, high)
-        return np.where(there, slots, -1)
+        there = lows.take(slots) == wanted
+        there &= np.frombuffer(self._highs, np.uint64).take(slots) == high
+        length = int(there.argmin())
+        if not there[length]:
+            slots = slots[:length]
+            # It may be behind another hash with the same low word, or its low word is zero: looked for with care
+            if self._find(low[length : length + 1], high[length : length + 1])[0] >= 0:
+                found = self._find(low, high)
+                return found[: int(np.append(found, -1).argmin())]
+        return slots
 
     def _find(self, low: Words, high: Words) -> npt.NDArray[np.int64]:
         """Slot of each hash, -1 for an unknown one."""
@@ -239,21 +247,21 @@ class HolderTable:
     def _rebuild(self, more: int, fresh: Words | None = None, holder: int = 0) -> None:
         """Move to a table with room for ``more``, without dead slots and with ``fresh`` hashes of a holder."""
         lows, highs, bits = self._arrays()
-        live = _any(bits)
-        low, high, held = lows[live], highs[live], [word[live] for word in bits]
+        live = bits.any(axis=1)
+        low, high, held = lows[live], highs[live], bits[live]
         if fresh is not None:
             low, high = np.concatenate((low, fresh[:, 0])), np.concatenate((high, fresh[:, 1]))
-            for word, kept in enumerate(held):
-                new = np.full(len(fresh), _bit(holder) if word == holder // _WORD_BITS else 0, np.uint64)
-                held[word] = np.concatenate((kept, new))
+            new = np.zeros((len(fresh), self._words), np.uint64)
+            new[:, holder // _WORD_BITS] = _bit(holder)
+            held = np.concatenate((held, new))
         capacity = _MIN_CAPACITY
         while len(low) + more > _NEW_LOAD * capacity:
             capacity *= 2
         self._allocate(capacity)
         self._live = self._used = len(low)
         order, slots = _places(low, capacity)
-        for source, target in zip((low, high, *held), (self._lows, self._highs, *self._bits), strict=True):
-            np.frombuffer(target, np.uint64)[slots] = source[order]
+        for source, target in zip((low, high, held), self._arrays(), strict=True):
+            target[slots] = source[order]
 
 
 def _places(low: Words, capacity: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -286,10 +294,3 @@ def _joined(hashes: Sequence[BlockHash], *, keep_length: bool = False) -> bytes:
 
 def _bit(holder: int) -> np.uint64:
     return np.uint64(1 << holder % _WORD_BITS)
-
-
-def _any(bits: list[Words]) -> npt.NDArray[np.bool_]:
-    held = bits[0]
-    for word in bits[1:]:
-        held = held | word
-    return np.not_equal(held, 0)

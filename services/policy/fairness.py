@@ -6,12 +6,19 @@ part of a step), so that one number holds both. It fades, so an hour of quiet ea
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+from epdserve.services.policy.pools import Floats, floats
+
 # What a tenant may have beyond its share before anybody minds: requests are lumps
 FAIR_SLACK: Final = 0.2
+# Shares are worked out anew when so much of all service is news
+_NEWS: Final = 0.01
+_LEAST_WEIGHT: Final = 1e-9
 
 
 def max_min_shares(
@@ -39,6 +46,22 @@ def max_min_shares(
     return shares
 
 
+def water_level(demands: Floats, weights: Floats, capacity: float) -> float:
+    """What each tenant gets a unit of weight at most under ``max_min_shares``; infinite if all get what they want.
+
+    A share is then the lesser of its demand and of level times weight.
+
+    Args:
+        weights: Positive.
+    """
+    order = np.argsort(demands / weights, kind="stable")
+    demands, weights = demands[order], weights[order]
+    # If all before it get what they want, the rest share what is left
+    levels = (capacity - (np.cumsum(demands) - demands)) / np.cumsum(weights[::-1])[::-1]
+    short = np.flatnonzero(demands > weights * levels)
+    return float(levels[short[0]]) if len(short) else float("inf")
+
+
 class ServiceMeter:
     """What tenants asked for and were given lately. Bounded; time is an argument; owned by one thread.
 
@@ -54,15 +77,20 @@ class ServiceMeter:
         self._limit = limit
         self._tenants: OrderedDict[str, list[float]] = OrderedDict()  # asked, given, as of
         self._others: dict[str, dict[str, tuple[float, float]]] = {}
+        self._peers: dict[str, tuple[float, float]] = {}  # their sums, by tenant
+        self._level, self._level_at = 0.0, 0.0
+        self._total = self._news = 0.0
 
     def asked(self, tenant: str, cost_s: float, *, now: float) -> None:
         """Count a request's expected cost as wished for, admitted or not."""
         self._fade(tenant, now)[0] += cost_s
+        self._news += abs(cost_s)
 
     def given(self, tenant: str, cost_s: float, *, now: float) -> None:
         """Count a cost as taken; negative to give back what was not used."""
         row = self._fade(tenant, now)
         row[1] = max(0.0, row[1] + cost_s)
+        self._news += abs(cost_s)
 
     def excess(self, tenant: str, *, now: float, weights: Mapping[str, float] | None = None) -> float:
         """What a tenant has had lately over its max-min share of all that was given, less one; 0 for one alone.
@@ -71,16 +99,30 @@ class ServiceMeter:
         """
         if not self._others and len(self._tenants) < 2:
             return 0.0
-        rows = {name: self._faded(row, now) for name, row in self._tenants.items()}
-        for peers in self._others.values():
-            for name, (asked, given) in peers.items():
-                mine = rows.get(name, (0.0, 0.0))
-                rows[name] = (mine[0] + asked, mine[1] + given)
-        if tenant not in rows or len(rows) < 2:
+        row, peer = self._tenants.get(tenant), self._peers.get(tenant, (0.0, 0.0))
+        if row is None and tenant not in self._peers:
             return 0.0
-        total = sum(given for _, given in rows.values())
-        share = max_min_shares({name: max(row) for name, row in rows.items()}, total, weights)[tenant]
-        return rows[tenant][1] / share - 1 if share > 0 else 0.0
+        mine = (0.0, 0.0) if row is None else self._faded(row, now)
+        given = mine[1] + peer[1]
+        share = min(max(mine[0] + peer[0], given), _weight(weights, tenant) * self._water_level(now, weights))
+        return given / share - 1 if share > 0 else 0.0
+
+    def _water_level(self, now: float, weights: Mapping[str, float] | None) -> float:
+        """As all service fades alike, so does the level; only news changes it."""
+        kept = 0.5 ** (max(0.0, now - self._level_at) / self._half_life_s)
+        if self._news > _NEWS * self._total * kept:
+            names = list({**self._tenants, **self._peers})
+            nothing = [0.0, 0.0, now]
+            rows = floats([self._tenants.get(name, nothing) for name in names])
+            ages = np.maximum(0.0, now - rows[:, 2:])
+            sums = rows[:, :2] * 0.5 ** (ages / self._half_life_s) + floats(
+                [self._peers.get(name, (0.0, 0.0)) for name in names]
+            )
+            self._total, self._news, self._level_at = float(sums[:, 1].sum()), 0.0, now
+            weighed = floats([_weight(weights, name) for name in names])
+            self._level, kept = water_level(sums.max(axis=1), weighed, self._total), 1.0
+        # All that everybody wants stays that
+        return self._level if math.isinf(self._level) else self._level * kept
 
     def snapshot(self, *, now: float) -> dict[str, tuple[float, float]]:
         """What this replica has counted, for ``merge`` at another one."""
@@ -92,6 +134,12 @@ class ServiceMeter:
             self._others[replica] = dict(list(snapshot.items())[: self._limit])
         else:
             self._others.pop(replica, None)
+        self._peers = {}
+        for rows in self._others.values():
+            for name, (asked, given) in rows.items():
+                known = self._peers.get(name, (0.0, 0.0))
+                self._peers[name] = (known[0] + asked, known[1] + given)
+        self._news = float("inf")
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -110,6 +158,10 @@ class ServiceMeter:
     def _faded(self, row: list[float], now: float) -> tuple[float, float]:
         kept = 0.5 ** (max(0.0, now - row[2]) / self._half_life_s)
         return row[0] * kept, row[1] * kept
+
+
+def _weight(weights: Mapping[str, float] | None, tenant: str) -> float:
+    return max(_LEAST_WEIGHT, weights.get(tenant, 1.0)) if weights else 1.0
 
 
 def jain_index(values: list[float]) -> float:

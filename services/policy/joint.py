@@ -152,21 +152,21 @@ def place(
     tpot_s, decode_cost = _decode_costs(decodes, request, settings)
 
     few_p = _best(_late(ready_s, request.ttft_target_s, settings) + prefill_others, settings.shortlist)
-    few_d = _shortlist_decodes(decodes, decode_cost, prefills.machines[few_p], settings)
+    few_d = _shortlist_decodes(decodes, decode_cost, prefills.machines.take(few_p), settings)
     transfer_s = _transfer_s(prefills, decodes, links, request, few_p, few_d)
-    first_s = decodes.step_s[few_d] + decodes.trouble_s[few_d]
-    seen_s = ready_s[few_p][:, None] + transfer_s + first_s[None, :]
+    first_s = decodes.step_s.take(few_d) + decodes.trouble_s.take(few_d)
+    seen_s = ready_s.take(few_p)[:, None] + transfer_s + first_s[None, :]
     counted_s = seen_s if settings.use_transfer else seen_s - transfer_s
     costs = _late(counted_s, request.ttft_target_s, settings)
-    costs += prefill_others[few_p][:, None] + decode_cost[few_d][None, :]
+    costs += prefill_others.take(few_p)[:, None] + decode_cost.take(few_d)[None, :]
 
     pairs = _Pairs(
         [prefills.names[index] for index in few_p.tolist()],
         [decodes.names[index] for index in few_d.tolist()],
         costs,
         seen_s,
-        tpot_s[few_d],
-        hits[few_p],
+        tpot_s.take(few_d),
+        hits.take(few_p),
     )
     row, column = _pick(pairs, request, settings)
     return Decision(pairs.candidate(row, column), int(compute[few_p[row]]), pairs)
@@ -178,17 +178,26 @@ def _prefill_times(
     """Tokens to compute, seconds for fetching and computing, and hit length of each worker, by its best tier."""
     prompt = float(request.prompt_tokens)
     hits = np.minimum(pool.hit_tokens, prompt - 1)
-    compute = np.where(hits > request.rerun_tokens, prompt + request.rerun_tokens - hits, prompt)
+    compute = prompt - hits
+    if request.rerun_tokens:
+        compute = np.where(hits > request.rerun_tokens, compute + request.rerun_tokens, prompt)
     seconds = compute / pool.tokens_per_s
     if not settings.tier_weights:
         return compute[0], seconds[0], hits[0]
     fetched = hits[1:] - hits[:-1]
     token_s = request.bytes_per_token / pool.fetch_bytes_per_s[1:]
     fetched *= token_s if token_s.ndim == 2 else token_s[:, None]
-    seconds[1:] += np.add.accumulate(fetched)
-    best = seconds.argmin(axis=0)  # the nearer tier on a tie
-    at = np.arange(len(pool.names))
-    return compute[best, at], seconds[best, at], hits[best, at]
+    best, fetch_s = (compute[0], seconds[0], hits[0]), 0.0
+    for tier, more_s in enumerate(fetched, start=1):
+        fetch_s = fetch_s + more_s
+        sooner = seconds[tier] + fetch_s < best[1]  # the nearer tier on a tie
+        if sooner.any():
+            best = (
+                np.where(sooner, compute[tier], best[0]),
+                np.where(sooner, seconds[tier] + fetch_s, best[1]),
+                np.where(sooner, hits[tier], best[2]),
+            )
+    return best
 
 
 def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSettings) -> tuple[Floats, Floats]:
@@ -223,7 +232,7 @@ def _best(costs: Floats, count: int) -> Indices:
         # All that tie with the last one must be sorted too, or names would not decide
         limit = np.partition(costs, count - 1)[count - 1]
         few = (costs <= limit).nonzero()[0]
-        order: Indices = few[costs[few].argsort(kind="stable")[:count]]
+        order: Indices = few[costs.take(few).argsort(kind="stable")[:count]]
         return order
     return np.argsort(costs, kind="stable")[:count]
 
@@ -237,10 +246,10 @@ def _shortlist_decodes(
     chosen = _best(costs, settings.shortlist)
     wanted = np.zeros(int(max(machines.max(), pool.machines.max())) + 1, dtype=np.bool_)
     wanted[machines] = True
-    near = wanted[pool.machines].nonzero()[0]
-    near = near[costs[near].argsort(kind="stable")]
+    near = wanted.take(pool.machines).nonzero()[0]
+    near = near[costs.take(near).argsort(kind="stable")]
     first: dict[int, int] = {}
-    for machine, worker in zip(pool.machines[near].tolist(), near.tolist(), strict=True):
+    for machine, worker in zip(pool.machines.take(near).tolist(), near.tolist(), strict=True):
         first.setdefault(machine, worker)
     return np.array(sorted({*chosen.tolist(), *first.values()}), dtype=np.int64)
 
@@ -253,8 +262,10 @@ def _transfer_s(
     few_p: Indices,
     few_d: Indices,
 ) -> Floats:
-    missing = np.maximum(0.0, request.prompt_tokens - decodes.hit_tokens[few_d]) * request.bytes_per_token
-    same = prefills.machines[few_p][:, None] == decodes.machines[few_d][None, :]
+    missing = (
+        np.maximum(0.0, request.prompt_tokens - decodes.hit_tokens.take(few_d)) * request.bytes_per_token
+    )
+    same = prefills.machines.take(few_p)[:, None] == decodes.machines.take(few_d)[None, :]
     speed = np.where(same, links.same_machine_bytes_per_s, links.other_machine_bytes_per_s)
     return np.asarray(links.latency_s + (missing[None, :] + links.fixed_bytes) / speed, dtype=np.float64)
 

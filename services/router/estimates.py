@@ -139,7 +139,7 @@ class Estimates:
         Args:
             step_ages_s: How long each worker's present step had been running when it was heard of.
         """
-        seen = self._table.values[rows].T
+        seen = self._table.values.take(rows, axis=0).T
         kept = fading(self._clock() - seen[_COUNTED_AT])
         return trouble_s(
             Seen(
@@ -164,7 +164,7 @@ class Estimates:
         return float(self._table.values[self._table.row(worker), field])
 
     def _measured(self, rows: Indices, field: int, otherwise: float) -> Floats:
-        found: Floats = self._table.values[rows, field]
+        found: Floats = self._table.values.take(rows, axis=0)[:, field]
         known = found > 0
         if known.all():
             return found

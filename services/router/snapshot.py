@@ -165,7 +165,7 @@ class Fleet:
                 own[place] = tokens
             elif (place := self._store_places.get(name)) is not None:
                 stores[place] = tokens
-        np.maximum(own, stores[self._store_of], out=found[1])
+        np.maximum(own, stores.take(self._store_of), out=found[1])
         np.maximum(found[1], stores.max(), out=found[2])
         return found
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
+
 import pytest
-from epdserve.services.policy.fairness import ServiceMeter, jain_index, max_min_shares
+from epdserve.services.policy.fairness import ServiceMeter, jain_index, max_min_shares, water_level
+from epdserve.services.policy.pools import floats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +26,40 @@ def test_shares_never_exceed_demand_or_capacity_and_waste_nothing(
     shares = max_min_shares(demands, capacity)
     assert all(shares[name] <= demands[name] for name in demands)
     assert sum(shares.values()) == pytest.approx(min(capacity, sum(demands.values())), abs=1e-6)
+
+
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0.1, 10)), min_size=1, max_size=8),
+    capacity=st.floats(0, 1e6),
+)
+def test_the_level_says_the_same_as_the_shares(rows: list[tuple[float, float]], capacity: float) -> None:
+    demands, weights = floats([row[0] for row in rows]), floats([row[1] for row in rows])
+    names = [str(number) for number in range(len(rows))]
+    told = dict(zip(names, demands.tolist(), strict=True)), dict(zip(names, weights.tolist(), strict=True))
+    shares = max_min_shares(told[0], capacity, told[1])
+    level = water_level(demands, weights, capacity)
+    for name, demand, weight in zip(names, demands, weights, strict=True):
+        assert min(demand, level * weight) == pytest.approx(shares[name], rel=1e-6, abs=1e-6)
+
+
+def test_news_of_many_small_requests_are_not_missed() -> None:
+    draw, meter, now = random.Random(1), ServiceMeter(), 0.0
+    for _ in range(3000):
+        now += 0.01
+        tenant = f"t{min(4, int(draw.expovariate(1.0)))}"
+        meter.asked(tenant, 0.02, now=now)
+        if draw.random() < 0.7:
+            meter.given(tenant, 0.02, now=now)
+    rows = meter.snapshot(now=now)
+    total = sum(had for _, had in rows.values())
+    shares = max_min_shares({name: max(row) for name, row in rows.items()}, total)
+    for name, (_, had) in rows.items():
+        assert meter.excess(name, now=now) == pytest.approx(had / shares[name] - 1, abs=0.03)
+    # Nor what little comes after a long rest
+    for tenant in ("t0", "new"):
+        meter.asked(tenant, 1e-6, now=now + 600)
+    meter.given("new", 1e-6, now=now + 600)
+    assert meter.excess("new", now=now + 600) > 0.5
 
 
 def test_a_greedy_tenant_is_over_its_share_and_a_modest_one_is_not() -> None:
