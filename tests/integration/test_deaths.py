@@ -169,15 +169,18 @@ def alone(tokens: np.ndarray) -> list[int]:
         bench.close()
 
 
-@pytest.mark.parametrize("token", [pytest.param(0, marks=pytest.mark.slow), 17])
+@pytest.mark.parametrize(
+    ("point", "token"),
+    [pytest.param("drawn", 0, marks=pytest.mark.slow), ("mid_step", 17)],  # no step runs for the first token
+)
 async def test_a_deterministic_answer_is_the_same_whoever_died_and_whatever_is_cached(
-    world: World, token: int
+    world: World, point: str, token: int
 ) -> None:
     """Cold with a death, then warm beside others, by whichever workers are there: as one pair alone answers."""
     await world.mortals.revive()
     tokens = prompt(PROMPT, world.seeds.pop(0))
     wanted = alone(tokens)
-    world.mortals.reaper.send(Doom("decode", "mid_step", token))
+    world.mortals.reaper.send(Doom("decode", point, token))
     output, trail = await generate(world, tokens, deterministic=True)
     assert (output, trail.resumes + trail.retries) == (wanted, 1)
     assert world.mortals.reaper.pending() == 0, "nobody died"
