@@ -119,10 +119,15 @@ def chain_start(*, block_tokens: int, root: bytes, tenant_key: bytes) -> BlockHa
 
 
 def tenant_label(tenant_key: bytes) -> bytes:
-    """16 bytes that name a tenant where bytes outlive processes, and do not tell its key."""
+    """16 bytes that name a tenant where bytes outlive processes, and do not tell its key.
+
+    Of a longer key the first 16 bytes count: what follows them keeps a tenant's users apart from one another, and its
+    quota and its deletion are about all of them.
+    """
     if not 0 < len(tenant_key) <= _MAX_KEY_BYTES:
         raise ValueError(f"tenant_key must have 1 to {_MAX_KEY_BYTES} bytes, got {len(tenant_key)}")
-    return blake2b(key=tenant_key, digest_size=TENANT_LABEL_BYTES, person=b"epdserve-tenant").digest()
+    whose = tenant_key[:TENANT_LABEL_BYTES]
+    return blake2b(key=whose, digest_size=TENANT_LABEL_BYTES, person=b"epdserve-tenant").digest()
 
 
 def _keyed(tenant_key: bytes) -> blake2b:

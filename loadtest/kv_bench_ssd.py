@@ -8,6 +8,7 @@ always verified: header, checksum and crc32c; there is no way to ask the tier fo
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,8 +70,9 @@ def _later_laps(folder: Path, count: int, rounds: int) -> Rows:
         tier.put()
     raw.write()
     try:
-        write_s, _, put_s, read_s, get_s, pick_s, pick_get_s = times_s(
+        write_s, beside_s, _, put_s, read_s, get_s, pick_s, pick_get_s = times_s(
             raw.write,
+            raw.write_beside_python,
             tier.prepare,
             tier.put,
             raw.read,
@@ -83,6 +85,13 @@ def _later_laps(folder: Path, count: int, rounds: int) -> Rows:
         raw.close()
         tier.close()
     gigabytes, name = count * BLOCK_BYTES / 1e9, f"raw direct I/O, {_THREADS} threads"
+    yield Row(
+        "raw direct I/O beside a busy thread of Python",
+        gigabytes / beside_s,
+        "GB/s",
+        gigabytes / write_s,
+        name + ", fdatasync",
+    )
     for what, ours_s, theirs_s, how, target in (
         ("put, durable, later laps", put_s, write_s, name + ", fdatasync", Target(0.85)),
         ("get of a chain, verified", get_s, read_s, name, Target(0.8)),
@@ -106,6 +115,22 @@ class _Raw:
     def write(self) -> None:
         self._each(lambda at, chunk: os.pwritev(self.file, [chunk], at), range(0, self.count, _CHUNK_BLOCKS))
         os.fdatasync(self.file)
+
+    def write_beside_python(self) -> None:
+        """``write``, while another thread computes in Python and never lets go of its lock by itself."""
+        over = threading.Event()
+
+        def compute() -> None:
+            while not over.is_set():
+                sum(range(100))
+
+        busy = threading.Thread(target=compute)
+        busy.start()
+        try:
+            self.write()
+        finally:
+            over.set()
+            busy.join()
 
     def write_on(self) -> None:
         """``write``, into places that were not written before."""

@@ -125,6 +125,12 @@ class Directory:
         self.states[slot] = SlotState.WRITING
         return slot
 
+    def take_some(self, count: int) -> list[int]:
+        """``take`` of several; so many are free."""
+        slots = [self._free.popleft() for _ in range(count)]
+        self.states[slots] = SlotState.WRITING
+        return slots
+
     def move(self, slot: int, state: SlotState) -> None:
         """Give a slot another state."""
         self.states[slot] = state

@@ -103,6 +103,11 @@ class Intake:
         core, inventory = self._core, self._core.inventory
         serving, space, now = inventory.serving(), inventory.space(), core.clock.monotonic()
         unasked = self._unasked(space)
+        if len(serving) == 1 and 0 < len(ends.hashes) <= unasked and self._all_new(ends.hashes):
+            taken += self._take_all(puts, ends.hashes, serving[0], now)
+            numbers += range(len(taken))
+            answers += [Admission.ACCEPTED] * len(taken)
+            return
         for number, (block_hash, exact) in enumerate(zip(ends.hashes, ends.exact, strict=True)):
             put, reserve = puts[number], False
             if unasked > 0 and not inventory.holds(block_hash) and block_hash not in core.queue.by_hash:
@@ -117,6 +122,29 @@ class Intake:
                 unasked -= 1
             elif answer in MAY_PASS:
                 return
+
+    def _all_new(self, hashes: list[BlockHash]) -> bool:
+        """Whether none is stored or on its way, or there twice."""
+        core = self._core
+        return (
+            len(set(hashes)) == len(hashes)
+            and core.inventory.holds_none(hashes)
+            and core.queue.by_hash.keys().isdisjoint(hashes)
+        )
+
+    def _take_all(
+        self, puts: Sequence[BlockPut], hashes: list[BlockHash], directory: Directory, now: float
+    ) -> list[Pending]:
+        """``_take`` of many at once, into the one directory that serves."""
+        queue, count = self._core.queue, len(hashes)
+        slots, buffers = directory.take_some(count), queue.take_buffers(count)
+        taken = [
+            Pending(block_hash, put.tenant, put.root[:ID_BYTES], False, directory, slot, buffer, now)
+            for block_hash, put, slot, buffer in zip(hashes, puts, slots, buffers, strict=False)
+        ]
+        queue.by_hash.update(zip(hashes, taken, strict=True))
+        self._core.inventory.tenant_slots.update([pending.tenant for pending in taken])
+        return taken
 
     def _unasked(self, space: Space) -> int:
         """How many new blocks come in whosever they are: what ``_decide`` would say of each."""

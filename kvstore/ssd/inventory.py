@@ -108,6 +108,10 @@ class Inventory:
         rows = self.directories[code >> _SLOT_BITS].table.rows
         return bool(rows["flags"][code & ((1 << _SLOT_BITS) - 1)] & EXACT)
 
+    def holds_none(self, hashes: Sequence[BlockHash]) -> bool:
+        """Whether none of the blocks is stored."""
+        return self._where.keys().isdisjoint(hashes)
+
     def hashes(self) -> tuple[BlockHash, ...]:
         """Every block stored."""
         return tuple(self._where)

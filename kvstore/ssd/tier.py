@@ -34,9 +34,9 @@ from epdserve.kvstore.ssd.write_behind import ID_BYTES, BlockPut, WriteBehind
 from epdserve.kvstore.ssd.writer import Portion, Writer
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
-_UNDER_WAY_BLOCKS: Final = (
-    128  # beyond so many, older ones are made durable and named while newer ones are written
-)
+# Beyond so many, older ones are made durable and named while newer ones are written: each time costs a sync
+_UNDER_WAY_BLOCKS: Final = 256
+_RUNS_A_STEP: Final = 4  # of the longest transfers, that are let in together
 _IDLE_S: Final = 1.0  # how often the tier's thread looks around when nothing comes
 _SAVE_USE_S: Final = 60.0
 
@@ -200,11 +200,12 @@ class SsdTier:
         """
         answers: list[Admission] = []
         under_way: list[Portion] = []  # written while the next blocks are let in
-        retried, step = -1, max(one.slots.run_slots for one in self._core.inventory.directories)
+        retried, run = -1, max(one.slots.run_slots for one in self._core.inventory.directories)
         with self._core.io_lock:
             try:
                 while len(answers) < len(puts):
                     start = len(answers)
+                    step = _RUNS_A_STEP * run if start else run  # the disk is not to wait for the first run
                     answers += self._intake.offer_all(puts[start : start + step], copy=False)
                     under_way += self._writer.begin(step)
                     time.sleep(0)  # lets go of Python's lock: a thread cannot begin without it

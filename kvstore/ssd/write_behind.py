@@ -96,6 +96,10 @@ class WriteBehind:
         """A buffer to copy into; there is one."""
         return self._free.popleft()
 
+    def take_buffers(self, count: int) -> list[int]:
+        """``take_buffer`` of several; so many are left."""
+        return [self._free.popleft() for _ in range(count)]
+
     def announce(self, pending: Pending) -> None:
         """The block is on its way: another copy of it need not come."""
         self.by_hash[pending.block_hash] = pending

@@ -67,7 +67,10 @@ class Writer:
                 with core.lock:
                     self._give_up(portion.by_slot.pop(slot), state, "failed")
         self._sync(portions)
-        leaving = [other for portion in portions for other in self._take_up(portion)]
+        together: dict[Directory, list[Portion]] = defaultdict(list)
+        for portion in portions:
+            together[portion.directory].append(portion)
+        leaving = [other for some in together.values() for other in self._take_up(some)]
         for other in dict.fromkeys(leaving):
             core.settle(other)
         if portions:
@@ -78,10 +81,10 @@ class Writer:
         by_slot = {pending.slot: pending for pending in members}
         portion = Portion(directory, by_slot, now_s, self._core.clock.monotonic())
         if directory.failed is None:
-            step = directory.slots.run_slots  # one run is on its way while the next is laid out
+            step = directory.slots.run_slots  # one run is on its way while the next is sealed
             for start in range(0, len(members), step):
                 items = [(one.slot, self._chunks(one)) for one in members[start : start + step]]
-                seal([chunks for _, chunks in items], self._core.layout)
+                seal([chunks for _, chunks in items], self._core.layout)  # lets go of Python's lock meanwhile
                 portion.flights += directory.slots.begin_write(items)
         return portion
 
@@ -101,9 +104,10 @@ class Writer:
             else:
                 core.metrics.written_bytes.inc(len(written) * core.layout.slot_bytes)
 
-    def _take_up(self, portion: Portion) -> list[Directory]:
-        """Name what was written and let it be found; returns where tainted blocks were replaced, by block."""
-        core, directory, by_slot = self._core, portion.directory, portion.by_slot
+    def _take_up(self, portions: Sequence[Portion]) -> list[Directory]:
+        """Name what was written of one directory and let it be found; returns where tainted blocks were replaced."""
+        core, directory, now_s = self._core, portions[0].directory, portions[-1].now_s
+        by_slot = {slot: pending for portion in portions for slot, pending in portion.by_slot.items()}
         written = list(by_slot) if directory.failed is None else []
         if written:
             with core.lock:
@@ -113,7 +117,7 @@ class Writer:
                 written = []
         with core.lock:
             hashes = [by_slot[slot].block_hash for slot in written]
-            replaced = core.inventory.add(directory, written, hashes, portion.now_s)
+            replaced = core.inventory.add(directory, written, hashes, now_s)
             for slot in written:
                 core.queue.done(by_slot.pop(slot))
             for pending in by_slot.values():  # on a drive that failed

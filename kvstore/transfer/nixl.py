@@ -36,6 +36,13 @@ _BATCH_BYTES: Final = 8 << 20
 _BATCH_SPANS: Final = 1024
 # (N, 3) rows of address, bytes and device, and the kind of memory
 _Descriptors = tuple[npt.NDArray[np.uint64] | list[tuple[int, int, int]], str]
+# UCX's own 8 KiB make a system call, and a turn of both sides, of every 8 KiB of a read
+_UCX_TCP: Final = {
+    "UCX_TCP_TX_SEG_SIZE": "256k",
+    "UCX_TCP_RX_SEG_SIZE": "256k",
+    "UCX_TCP_SNDBUF": "4m",
+    "UCX_TCP_RCVBUF": "4m",
+}
 _SPLIT_TRANSPORTS: Final = ("tcp", "all", "^")  # what a usable UCX_TLS names, or begins with
 
 
@@ -308,6 +315,8 @@ class _Door:
             )
         os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # every error also arrives as an exception
         os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+        for setting, value in _UCX_TCP.items():
+            os.environ.setdefault(setting, value)
         raise_exceptions = logging.raiseExceptions
         try:
             import nixl._api as api  # type: ignore[import-untyped]

@@ -11,7 +11,7 @@ from epdserve.kvstore.transfer.base import TransferState
 from epdserve.kvstore.types import Endpoint, PeerId, RegionDescriptor
 
 _FIRST_PAUSE_S: Final = 0.00005
-_LONGEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.00025  # longer ones let a socket run dry
 
 
 @dataclass(slots=True)

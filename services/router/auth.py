@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from epdserve.kvstore.hashing import TENANT_LABEL_BYTES
 from epdserve.services.errors import Unauthenticated
 
 Isolation: TypeAlias = Literal["none", "key", "user"]
@@ -80,17 +81,20 @@ def _digest(word: str, place: str) -> bytes:
 
 
 def tenant_key(isolation: Isolation, *, key_name: str, user: str, cache_salt: str, epoch: str = "") -> bytes:
-    """32 bytes that key a request's block hashes: equal for those who may share blocks.
+    """48 bytes that key a request's block hashes: equal for those who may share blocks.
 
-    A salt in the request always separates, and so does an epoch; names only where isolation asks for it.
+    A salt in the request always separates, and so does an epoch; names only where isolation asks for it. The first 16
+    bytes are the API key's alone: what is stored carries a digest of them (``kvstore.hashing.tenant_label``), by which
+    all of a tenant's bytes are found, whatever users, salts and epochs they are of.
     """
-    parts = [
-        key_name if isolation in ("key", "user") else "",
-        user if isolation == "user" else "",
-        cache_salt,
-        *([epoch] if epoch else ()),
-    ]
-    digest = hashlib.blake2b(digest_size=32, person=b"epdserve-tenant")
+    tenant = key_name if isolation in ("key", "user") else ""
+    user = user if isolation == "user" else ""
+    within = _digest_of(tenant, user, cache_salt, *([epoch] if epoch else ()), nbytes=32)
+    return _digest_of(tenant, nbytes=TENANT_LABEL_BYTES) + within
+
+
+def _digest_of(*parts: str, nbytes: int) -> bytes:
+    digest = hashlib.blake2b(digest_size=nbytes, person=b"epdserve-tenant")
     for part in parts:
         raw = part.encode()
         digest.update(struct.pack("<Q", len(raw)))

@@ -76,8 +76,8 @@ class RouterOperations:
         """See ``Operations``. Workers let go of all blocks in their pages: those of others are found in stores again.
 
         Stores delete a tenant's label, or the roots of all models that are served. Workers are told once more after
-        them: a request that was running may have brought blocks up meanwhile. What was cached under a user or a salt
-        of its own has another label: it is out of reach from now on, and ages out.
+        them: a request that was running may have brought blocks up meanwhile. A tenant's users and salts have its
+        label, too.
 
         Raises:
             InvalidRequest: Tenants are not kept apart.

@@ -99,7 +99,9 @@ HELD = ("epdserve_kvstore_host_cache_bytes", "epdserve_kvstore_tail_bytes", LIVE
 
 
 def key_of(tenant: str) -> bytes:
-    return tenant_key("key", key_name=tenant, user="", cache_salt="")
+    """Of ``name``, or of ``name/salt``."""
+    name, _, salt = tenant.partition("/")
+    return tenant_key("key", key_name=name, user="", cache_salt=salt)
 
 
 def router_config(folder: Path, redis_url: str, port: int) -> RouterConfig:
@@ -143,11 +145,12 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 async def test_what_an_administrator_deletes_is_in_no_tier(world: World) -> None:
     tokens = prompt(PROMPT, 1)
     hers, his = await world.turn("alice", "prefill-0", tokens), await world.turn("bob", "prefill-0", tokens)
-    await world.until_saved(2 * FULL // BLOCK_TOKENS)
+    salted = await world.turn("alice/salt", "prefill-0", tokens)
+    await world.until_saved(3 * FULL // BLOCK_TOKENS)
     longer = [np.concatenate([tokens, prompt(9, 100 + number)]) for number in range(4)]
     assert (await world.look("alice", "prefill-0", longer[0])).device == PROMPT
     assert (await world.look("alice", "prefill-1", longer[1])).host == PROMPT
-    assert await world.stored(hers) == PROMPT // BLOCK_TOKENS
+    assert await world.stored(hers) == await world.stored(salted) == PROMPT // BLOCK_TOKENS
 
     answer = await world.admin.delete("/admin/tenants/alice/data")
     assert answer.json() == {"forgotten": "alice", "workers": 3, "stores": 1, "failed": []}
@@ -155,7 +158,7 @@ async def test_what_an_administrator_deletes_is_in_no_tier(world: World) -> None
         samples = await world.live.metrics(worker)
         assert samples['epdserve_kvstore_pages{phase="cached"}'] == 0
         assert samples['epdserve_kvstore_page_cache_evictions_total{reason="deleted"}'] > 0
-    assert await world.stored(hers) == 0
+    assert await world.stored(hers) == await world.stored(salted) == 0
     # under the key of before, which no request of hers has any more
     assert await world.look("alice", "prefill-1", longer[2]) == TokenSources(computed=PROMPT + 9)
     await world.live.assert_conserved(*WORKERS, within_s=20.0)

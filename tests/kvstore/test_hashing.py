@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from epdserve.kvstore.hashing import ImageDigest, TokenIds, cache_root, prefix_hash_chain
+from epdserve.kvstore.hashing import ImageDigest, TokenIds, cache_root, prefix_hash_chain, tenant_label
 from epdserve.kvstore.types import BlockHash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,6 +161,14 @@ def test_every_field_of_the_root_counts_and_none_runs_into_the_next() -> None:
     assert len(set(roots)) == len(roots)
     assert root() == root()
     assert len(root()) == 32
+
+
+def test_a_tenants_label_is_of_the_first_part_of_its_key() -> None:
+    label = tenant_label(b"t" * 16)
+    assert label == tenant_label(b"t" * 16 + b"a user") == tenant_label(b"t" * 16 + b"another")
+    assert len({label, tenant_label(b"t" * 15), tenant_label(b"u" + b"t" * 15)}) == 3
+    assert len(label) == 16
+    assert label != b"t" * 16
 
 
 def test_chain_is_stable_over_releases() -> None:
