@@ -1,20 +1,8 @@
-"""Published ways to choose workers, from their formulas, in our own code.
-
-round robin; power of two choices (Mitzenmacher 2001): the less loaded of two drawn at random, loads in requests; least
-tokens: the least tokens in flight; session affinity: a hash of the session. And three routers as their documents
-describe them:
-
-Dynamo (KV router, "cost function"): ``overlap_weight * prefill_blocks + decode_blocks``, the lowest wins, or a softmax
-draw with a temperature; prefill blocks are those of the prompt that are not cached there plus those queued. When
-disaggregated, prefill workers are chosen by the first term and decode workers by the second.
-SGLang (gateway, "cache_aware"): if ``max - min > abs_threshold`` and ``max > rel_threshold * min`` (requests in flight)
-the shortest queue; else the longest match if it exceeds ``cache_threshold`` of the prompt, else the least loaded.
-Decode: power of two.
-llm-d (endpoint picker): weighted sum of scores in 0..1 for prefix hit (share of the prompt), queue (``(max - q) /
-(max - min)``) and free KV (``1 - used``); the highest wins. Default weights 3, 2 and 2.
+"""Published ways to choose workers, from their formulas, in our own code; each class names its formula and source.
 
 None of them refuses by itself. Each gets a bound on queued prompt work (``cap_s`` seconds a prefill worker, 0 = none),
-as deployments put in front of them, and its search may set it.
+as deployments put in front of them, and its search may set it. ``tests/loadtest/simulator/test_baselines.py`` compares
+each with numbers worked out by hand.
 """
 
 from __future__ import annotations
@@ -23,6 +11,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Final
 from zlib import crc32
 
@@ -61,12 +50,22 @@ class Baseline(ABC):
         speed = view.cluster.spec.timing.prefill_tokens_per_s
         if cap_s and view.prefill_tokens.sum() > cap_s * speed * len(view.prefill_requests):
             return None
+        return self._choose(request, view)
+
+    def again(self, job: Job, view: View, now: float) -> Routed:
+        """Chosen like any other; what is lost is not refused."""
+        return self._choose(replace(job.request, prompt_tokens=job.prompt_tokens), view)
+
+    def _choose(self, request: Request, view: View) -> Routed:
         self.turn += 1
         hits = view.hits(request)
         prefill = _open(self.prefill(request, view, hits), view.prefill_draining)
         decode = _open(self.decode(request, view), view.decode_draining)
         hit = min(float(hits[3, prefill]), request.prompt_tokens - 1.0)
         return Routed(prefill, decode, request.effort, hit, 512.0)
+
+    def began(self, job: Job, now: float) -> None:  # noqa: B027 - nothing is learnt
+        """Nothing is learnt."""
 
     def finished(self, job: Job, now: float) -> None:  # noqa: B027 - nothing is learnt
         """Nothing is learnt."""
@@ -95,7 +94,10 @@ def _open(index: int, draining: npt.NDArray[np.bool_]) -> int:
 
 
 class RoundRobin(Baseline):
-    """In turn."""
+    """In turn: request k to worker k mod n.
+
+    Source: the default of the routers named below (Dynamo 1.2.1, ``--router-mode round_robin``) and of any proxy.
+    """
 
     name: ClassVar[str] = "round robin"
 
@@ -109,7 +111,10 @@ class RoundRobin(Baseline):
 
 
 class PowerOfTwo(Baseline):
-    """The less loaded of two."""
+    """Two workers are drawn at random, with replacement; the one with fewer requests is taken.
+
+    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12 (10), 2001.
+    """
 
     name: ClassVar[str] = "power of two"
 
@@ -123,7 +128,11 @@ class PowerOfTwo(Baseline):
 
 
 class LeastTokens(Baseline):
-    """The least tokens in flight."""
+    """The least tokens in flight: queued prompt tokens for prefill, tokens held for decode.
+
+    Source: join the shortest queue (Gupta et al., Analysis of join-the-shortest-queue routing for web server farms,
+    Performance Evaluation 64, 2007), with the work in tokens for the length of a queue.
+    """
 
     name: ClassVar[str] = "least tokens"
 
@@ -137,7 +146,11 @@ class LeastTokens(Baseline):
 
 
 class SessionAffinity(Baseline):
-    """A hash of the session."""
+    """Worker ``hash(session) mod n``, whatever its load.
+
+    Source: sticky sessions as in any HTTP proxy (nginx ``hash $key``; consistency matters only when workers change,
+    which they do not in the comparison).
+    """
 
     name: ClassVar[str] = "session affinity"
 
@@ -151,7 +164,16 @@ class SessionAffinity(Baseline):
 
 
 class Dynamo(Baseline):
-    """The cost of Dynamo's KV router."""
+    """The cost of Dynamo's KV router: the lowest wins, or a softmax draw over costs with a temperature.
+
+    ``prefill_blocks - credit * overlap_blocks + decode_blocks``; prefill blocks are those queued at the worker and
+    those of the prompt, overlap in host memory counts ``host_weight`` times. When disaggregated, prefill workers are
+    chosen by the first two terms and decode workers by the last. Costs are taken over their spread before the draw.
+
+    Source: NVIDIA Dynamo 1.2.1, docs.nvidia.com/dynamo/v1.2.1/components/router/, pages "Routing Concepts" and
+    "Configuration and Tuning" (``--router-kv-overlap-score-credit`` 1, ``--router-host-cache-hit-weight`` 0.75,
+    ``--router-temperature`` 0 by default). Weights above 1, which older versions allowed, may be searched.
+    """
 
     name: ClassVar[str] = "Dynamo cost"
     defaults: ClassVar[Parameters] = {"overlap_weight": 1.0, "temperature": 0.0, "host_weight": 0.75}
@@ -182,7 +204,15 @@ class Dynamo(Baseline):
 
 
 class SGLang(Baseline):
-    """The thresholds of SGLang's cache-aware policy."""
+    """The thresholds of SGLang's cache-aware policy.
+
+    Out of balance, ``max - min > abs_threshold`` and ``max > rel_threshold * min`` (requests in flight), the shortest
+    queue; else the longest match if it exceeds ``cache_threshold`` of the prompt, else the least loaded. Decode workers
+    by power of two, as its disaggregated mode has by default.
+
+    Source: github.com/sgl-project/sglang, gateway 0.3.1 (once ``sgl-router``), head of
+    ``src/policies/cache_aware.rs``; defaults 0.3, 64 and 1.5 of its command line.
+    """
 
     name: ClassVar[str] = "SGLang cache aware"
     defaults: ClassVar[Parameters] = {"cache_threshold": 0.3, "abs_threshold": 64.0, "rel_threshold": 1.5}
@@ -212,7 +242,14 @@ class SGLang(Baseline):
 
 
 class LlmD(Baseline):
-    """The weighted scorers of llm-d's endpoint picker."""
+    """The weighted scorers of llm-d's endpoint picker: the highest sum of weight times score, each score in 0..1.
+
+    Prefix: share of the prompt's blocks that are cached there. Queue: ``(max - q) / (max - min)`` over candidates, 1
+    if all are equal. KV memory: ``1 - used``. Decode workers are scored without the prefix.
+
+    Source: llm-d 0.8, llm-d.ai/docs/0.8/architecture/core/router/epp/scheduling (filter, score, pick; scorers
+    ``prefix-cache``, ``queue``, ``kv-cache-utilization``); default weights 3, 2 and 2.
+    """
 
     name: ClassVar[str] = "llm-d scorers"
     defaults: ClassVar[Parameters] = {"prefix": 3.0, "queue": 2.0, "memory": 2.0}

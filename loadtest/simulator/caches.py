@@ -28,7 +28,13 @@ class _Lru:
             else:
                 self._blocks[block] = None
                 self._holders[block] = self._holders.get(block, 0) | self._bit
-        while len(self._blocks) > self._capacity:
+        self._shrink(self._capacity)
+
+    def clear(self) -> None:
+        self._shrink(0)
+
+    def _shrink(self, count: int) -> None:
+        while len(self._blocks) > count:
             block, _ = self._blocks.popitem(last=False)
             left = self._holders[block] & ~self._bit
             if left:
@@ -111,6 +117,10 @@ class Caches:
         """A prefill worker has made or fetched blocks; its machine's store has taken them."""
         self._pages[worker].add(blocks)
         self.store(self._machines[worker], blocks)
+
+    def forget(self, worker: int) -> None:
+        """A prefill worker's pages are lost; what its machine's store holds is not."""
+        self._pages[worker].clear()
 
     def store(self, machine: int, blocks: Sequence[int]) -> None:
         """A machine's store takes blocks."""

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from epdserve.loadtest.simulator.caches import Caches
 from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW, Timing
-from epdserve.loadtest.simulator.requests import Request
 from epdserve.loadtest.simulator.workers import DecodeWorker, Job, PrefillWorker
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From ``at_s`` to ``until_s`` a worker of a role is slower by a factor, or drains."""
+    """From ``at_s`` to ``until_s`` a worker of a role is slower by a factor, drains, or is dead.
+
+    A dead worker's requests go on elsewhere as the router's pipeline has them do; its pages are lost.
+    """
 
     role: str
     worker: int
@@ -21,6 +23,7 @@ class Fault:
     until_s: float
     slowness: float = 1.0
     drains: bool = False
+    dies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class ClusterSpec:
 
     Attributes:
         heartbeat_s: Loads that routers know are up to so old, but for their own requests since.
+        lease_s: So long after its death routers still take a worker for alive, but for requests that were lost with it.
         routers: They share the arrivals in turn, and know nothing of each other between heartbeats.
     """
 
@@ -40,6 +44,7 @@ class ClusterSpec:
     decode_tokens: int = 240_000_000
     heartbeat_s: float = 0.25
     routers: int = 2
+    lease_s: float = 5.0
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -76,10 +81,9 @@ class Cluster:
 
     def start_prefill(self, job: Job) -> None:
         """Settle what is fetched and what is computed, by what is true now: the soonest of the tiers."""
-        request = job.request
-        hits = self.caches.hits_at(job.prefill, request.blocks)
-        best, job.left_tokens, job.fetch_s, job.hit_tokens = self._cheapest(request, hits)
-        self.prompt_tokens += request.prompt_tokens
+        hits = self.caches.hits_at(job.prefill, job.request.blocks)
+        best, job.left_tokens, job.fetch_s, job.hit_tokens = self._cheapest(job.prompt_tokens, hits)
+        self.prompt_tokens += job.prompt_tokens
         before = 0.0
         for tier, name in enumerate(self.tier_tokens):
             if tier <= best:
@@ -91,27 +95,41 @@ class Cluster:
         timing = self.spec.timing
         same = self.prefill_machines[job.prefill] == self.decode_machines[job.decode]
         speed = timing.same_machine_bytes_per_s if same else timing.other_machine_bytes_per_s
-        moved = job.request.prompt_tokens * KV_BYTES_PER_TOKEN + TAIL_BYTES
+        moved = job.prompt_tokens * KV_BYTES_PER_TOKEN + TAIL_BYTES
         return timing.link_latency_s + moved / speed
 
     def set_fault(self, fault: Fault, *, on: bool) -> None:
         """A fault begins or ends."""
-        workers: list[PrefillWorker] | list[DecodeWorker] = (
-            self.prefills if fault.role == "prefill" else self.decodes
-        )
-        worker = workers[fault.worker]
+        worker = self.worker(fault)
         worker.slowness, worker.draining = (fault.slowness, fault.drains) if on else (1.0, False)
 
-    def _cheapest(self, request: Request, hits: Sequence[float]) -> tuple[int, float, float, float]:
+    def fell(self, fault: Fault, now: float) -> list[Job]:
+        """A worker dies; the requests that were lost with it."""
+        worker = self.worker(fault)
+        worker.died_at = now
+        worker.life += 1
+        if isinstance(worker, PrefillWorker):
+            self.caches.forget(worker.index)
+        return worker.lose(now)
+
+    def rose(self, fault: Fault) -> None:
+        """Its next life begins."""
+        self.worker(fault).died_at = None
+
+    def worker(self, fault: Fault) -> PrefillWorker | DecodeWorker:
+        """Whose fault it is."""
+        return (self.prefills if fault.role == "prefill" else self.decodes)[fault.worker]
+
+    def _cheapest(self, prompt_tokens: int, hits: Sequence[float]) -> tuple[int, float, float, float]:
         timing = self.spec.timing
-        best = (0.0, 0, float(request.prompt_tokens), 0.0, 0.0)
+        best = (0.0, 0, float(prompt_tokens), 0.0, 0.0)
         fetch_s, before = 0.0, float(hits[0])
         for tier in range(4):
-            hit = min(float(hits[tier]), request.prompt_tokens - 1.0)
+            hit = min(float(hits[tier]), prompt_tokens - 1.0)
             fetch_s += max(0.0, hit - before) * KV_BYTES_PER_TOKEN / timing.tier_bytes_per_s[tier]
             before = max(before, hit)
             useful = hit - WINDOW if hit > WINDOW else 0.0
-            left = request.prompt_tokens - useful
+            left = prompt_tokens - useful
             cost = fetch_s + left / timing.prefill_tokens_per_s
             if tier == 0 or cost < best[0]:
                 best = (cost, tier, left, fetch_s, hit if useful else 0.0)

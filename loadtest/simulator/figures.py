@@ -46,7 +46,7 @@ class Figures:
 def met(job: Job) -> bool:
     """Whether both targets were met."""
     targets = job.request.targets
-    return ttft_s(job) <= targets.ttft_s and tpot_s(job) <= targets.tpot_s
+    return not job.failed and ttft_s(job) <= targets.ttft_s and tpot_s(job) <= targets.tpot_s
 
 
 def ttft_s(job: Job) -> float:
@@ -73,14 +73,15 @@ def figures_of(run: Run, *, skip_ratio: float = 0.35) -> Figures:
         if request.arrives_at >= from_s
     ]
     inside = [job for _, job in jobs if job is not None]
-    good = [job for job in inside if met(job)]
+    ended = [job for job in inside if not job.failed]
+    good = [job for job in ended if met(job)]
     span_s = max(1e-9, last_s - from_s)
     return Figures(
         len(good) / span_s,
         len(good) / max(1, len(inside)),
         1 - len(inside) / max(1, len(jobs)),
-        *_two([ttft_s(job) for job in inside]),
-        *_two([tpot_s(job) for job in inside if job.output_tokens > 1]),
+        *_two([ttft_s(job) for job in ended]),
+        *_two([tpot_s(job) for job in ended if job.output_tokens > 1]),
         {tier: tokens / max(1.0, run.prompt_tokens) for tier, tokens in run.tier_tokens.items()},
         *_fairness([request for request, _ in jobs], good, run.timing),
         statistics.fmean([job.effort for job in inside]) if inside else 0.0,

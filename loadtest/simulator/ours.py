@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 from epdserve.loadtest.simulator.baselines import Parameters
 from epdserve.loadtest.simulator.hardware import KV_BYTES_PER_TOKEN, TAIL_BYTES, WINDOW, Timing
 from epdserve.loadtest.simulator.requests import Request
@@ -25,12 +26,12 @@ from epdserve.services.policy.gate import (
     decide,
     lowering_pays,
 )
+from epdserve.services.policy.health import Seen, trouble_s
+from epdserve.services.policy.hindsight import Hindsight
 from epdserve.services.policy.joint import Decision, PlacementSettings, Placing, place
 from epdserve.services.policy.length_model import LengthModel, PromptClass
-from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, WorkerNames, floats
+from epdserve.services.policy.pools import DecodePool, Floats, Links, PrefillPool, WorkerNames, floats
 
-# A router leaves draining workers out; here arrays keep their length, so these come last
-_OUT_S: Final = 1e6
 _BLIND: Final = fixed(512)
 
 
@@ -45,6 +46,7 @@ class Parts:
     order: bool = True
     fairness: bool = True
     floor: bool = True
+    hindsight: bool = True
 
 
 class Ours:
@@ -82,6 +84,7 @@ class Ours:
         self.urgent = parts.order
         self.model = LengthModel()
         self._meter = ServiceMeter()
+        self.hindsight = Hindsight()  # one for all routers, where each really has its own
         self._timing: Timing | None = None
         self._granted: dict[int, int] = {}
         self._forecasts: dict[int, LengthForecast] = {}
@@ -115,15 +118,38 @@ class Ours:
             if lowered is not None:
                 effort, forecast = request.floor, lowered
                 self._granted[request.session] = effort
+            targets = request.targets
+            self.hindsight.expect(
+                str(request.number),
+                ttft_s=chosen.ttft_s,
+                tpot_s=chosen.tpot_s,
+                ttft_target_s=targets.ttft_s,
+                tpot_target_s=targets.tpot_s,
+            )
         self._meter.given(request.tenant, self._cost_s(view, decision, forecast), now=now)
         self._forecasts[request.number] = forecast
         return Routed(
             int(chosen.prefill[1:]), int(chosen.decode[1:]), effort, chosen.hit_tokens, forecast.mean
         )
 
+    def again(self, job: Job, view: View, now: float) -> Routed:
+        """Another place for all that is to be prefilled now; the gate is not asked again."""
+        forecast = self._forecasts[job.request.number]
+        request = replace(job.request, prompt_tokens=job.prompt_tokens)
+        chosen = self._place(request, view, forecast, now).chosen
+        return Routed(
+            int(chosen.prefill[1:]), int(chosen.decode[1:]), job.effort, chosen.hit_tokens, forecast.mean
+        )
+
+    def began(self, job: Job, now: float) -> None:
+        """Compare what was expected of the first token."""
+        self.hindsight.began(str(job.request.number), now - job.request.arrives_at)
+
     def finished(self, job: Job, now: float) -> None:
         """Learn, and count what was really used."""
         request, timing = job.request, self._timing
+        more = job.output_tokens - 1
+        self.hindsight.ended(str(request.number), (now - job.first_token_at) / more if more > 0 else None)
         forecast = self._forecasts.pop(request.number)
         if timing is not None:
             more_s = (job.output_tokens - forecast.mean) * timing.slot_s
@@ -152,7 +178,7 @@ class Ours:
             timing.prefill_tokens_per_s / view.prefill_slowness,
             hits,
             floats(timing.tier_bytes_per_s),
-            floats(_OUT_S * view.prefill_draining),
+            _trouble_s(view, "prefill", view.prefill_draining),
         )
         links = Links(
             timing.same_machine_bytes_per_s,
@@ -186,9 +212,10 @@ class Ours:
         chosen = decision.chosen
         slowness = float(view.prefill_slowness[int(chosen.prefill[1:])])
         speed = view.cluster.spec.timing.prefill_tokens_per_s / slowness
+        known = self.hindsight if self.parts.hindsight else Hindsight()
         outlook = Outlook(
-            chosen.ttft_s,
-            chosen.tpot_s,
+            chosen.ttft_s * known.ttft,
+            chosen.tpot_s * known.tpot,
             alone_ttft_s=decision.compute_tokens / speed,
             hit_tokens=chosen.hit_tokens,
             prefill_tokens_per_s=speed,
@@ -221,6 +248,7 @@ def variants() -> dict[str, Parts]:
         "without joint placement": Parts(joint=False),
         "without admission": Parts(gate=False),
         "without urgency order": Parts(order=False),
+        "without hindsight": Parts(hindsight=False),
         "without fair shares": replace(Parts(), fairness=False),
         "without effort floor": Parts(floor=False),
     }
@@ -249,8 +277,13 @@ def _decode_pool(view: View) -> DecodePool:
         request_s * slow,
         token_s * slow,
         np.zeros(count),
-        floats(_OUT_S * view.decode_draining),
+        _trouble_s(view, "decode", view.decode_draining),
     )
+
+
+def _trouble_s(view: View, role: str, draining: npt.NDArray[np.bool_]) -> Floats:
+    """Where a router leaves draining workers out, these come last here: arrays keep their length."""
+    return trouble_s(Seen(draining=draining, failures=view.failures[role], calls=view.calls[role]))
 
 
 @lru_cache(maxsize=16)

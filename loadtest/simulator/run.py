@@ -5,14 +5,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
-from epdserve.loadtest.simulator.cluster import Cluster, ClusterSpec
+from epdserve.loadtest.simulator.cluster import Cluster, ClusterSpec, Fault
 from epdserve.loadtest.simulator.hardware import Timing
 from epdserve.loadtest.simulator.requests import Request
 from epdserve.loadtest.simulator.view import View
 from epdserve.loadtest.simulator.workers import DecodeWorker, Job, PrefillWorker
 from epdserve.loadtest.simulator.workloads import Workload
+
+# As the router's pipeline has them: a retry before the first token, and so many resumes after it
+_RETRIES: Final = 1
+_RESUMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,19 @@ class Policy(Protocol):
     def route(self, request: Request, view: View, now: float) -> Routed | None:
         """A place, or None for a 429."""
 
+    def again(self, job: Job, view: View, now: float) -> Routed:
+        """Another place for a request that lost a worker; it is not refused."""
+
+    def began(self, job: Job, now: float) -> None:
+        """A request's first token has come."""
+
     def finished(self, job: Job, now: float) -> None:
         """A request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened: every request's job, None if it was refused."""
+    """What happened: every request's job, None if it was refused; jobs of which workers died may have failed."""
 
     requests: Sequence[Request]
     jobs: Sequence[Job | None]
@@ -82,8 +92,8 @@ class Simulation:
         for index, request in enumerate(self._requests):
             self._at(request.arrives_at, lambda now, index=index: self._arrive(index, now))  # type: ignore[misc]
         for fault in spec.faults:
-            self._at(fault.at_s, lambda _, fault=fault: self._cluster.set_fault(fault, on=True))  # type: ignore[misc]
-            self._at(fault.until_s, lambda _, fault=fault: self._cluster.set_fault(fault, on=False))  # type: ignore[misc]
+            self._at(fault.at_s, lambda now, fault=fault: self._begin_fault(fault, now))  # type: ignore[misc]
+            self._at(fault.until_s, lambda _, fault=fault: self._end_fault(fault))  # type: ignore[misc]
         self._left = len(self._requests)
         self._at(0.0, self._heartbeat)
         now = 0.0
@@ -119,20 +129,61 @@ class Simulation:
             routed.decode,
             now,
             hit_tokens=routed.hit_tokens,
+            router=index % len(self._views),
         )
         self._jobs[index] = job
         self._live += 1
+        self._send(job, view, now)
+
+    def _send(self, job: Job, view: View, now: float) -> None:
+        """On its way to the two workers that were chosen."""
         view.sent(
-            routed.prefill,
-            routed.decode,
-            compute_tokens=max(1.0, request.prompt_tokens - routed.hit_tokens),
-            prompt_tokens=request.prompt_tokens,
-            expected=routed.expected_tokens,
+            job.prefill,
+            job.decode,
+            compute_tokens=max(1.0, job.prompt_tokens - job.hit_tokens),
+            prompt_tokens=job.prompt_tokens,
+            expected=job.expected_tokens,
         )
-        worker = self._cluster.prefills[routed.prefill]
+        worker = self._cluster.prefills[job.prefill]
+        job.lives = worker.life, self._cluster.decodes[job.decode].life
+        if worker.died_at is not None:
+            latency_s = self._cluster.spec.timing.link_latency_s
+            self._at(now + latency_s, lambda then: self._lose(job, ("prefill", job.prefill), then))
+            return
         worker.jobs.append(job)
         if worker.running is None:
             self._go_on(worker, now)
+
+    def _begin_fault(self, fault: Fault, now: float) -> None:
+        self._cluster.set_fault(fault, on=True)
+        if fault.dies:
+            for job in self._cluster.fell(fault, now):
+                self._lose(job, (fault.role, fault.worker), now)
+
+    def _end_fault(self, fault: Fault) -> None:
+        self._cluster.set_fault(fault, on=False)
+        if fault.dies:
+            self._cluster.rose(fault)
+
+    def _lose(self, job: Job, worker: tuple[str, int], now: float) -> None:
+        """A worker died under a request: it goes on elsewhere, unless that has happened too often."""
+        view = self._views[job.router]
+        view.failed(*worker)
+        job.lost.add(worker)
+        if job.done_tokens:
+            job.resumes += 1
+        else:
+            job.first_token_at = 0.0
+            job.retries += 1
+        if job.retries > _RETRIES or job.resumes > _RESUMES:
+            job.failed, job.finished_at = True, now
+            self._live -= 1
+            return
+        with view.without(job.lost):
+            routed = self._policy.again(job, view, now)
+        job.prefill, job.decode, job.hit_tokens = routed.prefill, routed.decode, routed.hit_tokens
+        job.left_tokens, job.fetch_s = -1.0, 0.0
+        self._send(job, view, now)
 
     def _go_on(self, worker: PrefillWorker, now: float) -> None:
         job = worker.pick(now)
@@ -140,20 +191,40 @@ class Simulation:
             return
         if job.left_tokens < 0:
             self._cluster.start_prefill(job)
-        self._at(now + worker.begin_chunk(), lambda then: self._end_chunk(worker, then))
+        life = worker.life
+        self._at(now + worker.begin_chunk(), lambda then: self._end_chunk(worker, life, then))
 
-    def _end_chunk(self, worker: PrefillWorker, now: float) -> None:
+    def _end_chunk(self, worker: PrefillWorker, life: int, now: float) -> None:
+        if worker.life != life:
+            return
         job = worker.running
         assert job is not None
         if worker.end_chunk():
             self._cluster.caches.fill(worker.index, job.request.blocks)
-            decode = self._cluster.decodes[job.decode]
-            self._at(now + self._cluster.transfer_s(job), lambda then: self._join(decode, job, then))
+            self._at(now + self._cluster.transfer_s(job), lambda then: self._join(job, then))
         self._go_on(worker, now)
 
-    def _join(self, decode: DecodeWorker, job: Job, now: float) -> None:
+    def _join(self, job: Job, now: float) -> None:
+        decode = self._cluster.decodes[job.decode]
+        if self._cluster.prefills[job.prefill].life != job.lives[0]:
+            self._lose(job, ("prefill", job.prefill), now)
+            return
+        if decode.died_at is not None or decode.life != job.lives[1]:
+            self._lose(job, ("decode", job.decode), now)
+            return
         decode.join(job, now)
+        self._expect_first_tokens(decode)
         self._expect_end(decode, now)
+
+    def _expect_first_tokens(self, decode: DecodeWorker) -> None:
+        for job in decode.started:
+            self._at(job.first_token_at, lambda then, job=job: self._began(job, then))  # type: ignore[misc]
+        decode.started.clear()
+
+    def _began(self, job: Job, now: float) -> None:
+        # Its worker may have died a step before
+        if job.first_token_at == now:
+            self._policy.began(job, now)
 
     def _expect_end(self, decode: DecodeWorker, now: float) -> None:
         wait_s = decode.next_end_s()
@@ -171,4 +242,5 @@ class Simulation:
                     self._cluster.decode_machines[job.decode], job.request.answer_blocks
                 )
             self._policy.finished(job, now)
+        self._expect_first_tokens(decode)
         self._expect_end(decode, now)

@@ -62,7 +62,7 @@ class SloTable(_Table):
 
 
 class FaultTable(_Table):
-    """``[[faults]]``: a worker is slower for a while, or drains."""
+    """``[[faults]]``: a worker is slower for a while, drains, or is dead."""
 
     role: Literal["prefill", "decode"]
     worker: Annotated[int, Field(ge=0)]
@@ -70,6 +70,7 @@ class FaultTable(_Table):
     until_s: Positive
     slowness: Positive = 1.0
     drains: bool = False
+    dies: bool = False
 
 
 class PlanTable(_Table):

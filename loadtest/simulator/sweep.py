@@ -59,6 +59,7 @@ def one_run(scenario: ScenarioFile, load: float, rate: float, seed: int) -> Poin
 def point_of(run: Run, *, load: float, rate: float, seed: int) -> Point:
     """What a report needs of a run."""
     inside = [job for job in run.jobs if job is not None]
+    ended = [job for job in inside if not job.failed]
     efforts: dict[int, int] = {}
     tenants = {request.tenant: 0 for request in run.requests}
     for job in run.jobs:
@@ -71,8 +72,8 @@ def point_of(run: Run, *, load: float, rate: float, seed: int) -> Point:
         rate,
         seed,
         figures_of(run),
-        _levels([ttft_s(job) for job in inside]),
-        _levels([tpot_s(job) for job in inside if job.output_tokens > 1]),
+        _levels([ttft_s(job) for job in ended]),
+        _levels([tpot_s(job) for job in ended if job.output_tokens > 1]),
         dict(sorted(efforts.items())),
         dict(sorted(tenants.items())),
     )
