@@ -11,11 +11,13 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import xor
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from epdserve.kvstore.set_digest import folded
+from epdserve.kvstore.set_digest import fold, packed
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
 _PAIR: Final = struct.Struct("<QQ")
@@ -30,6 +32,8 @@ _BULK: Final = 4096  # hashes from which numpy beats a loop
 _TURN: Final = 0x9E3779B97F4A7C15
 _ROUNDS: Final = 2  # in which the whole chain is looked for; most hashes are found then
 
+_NOTHING: Final = (0, 0, 0)
+
 Words = npt.NDArray[np.uint64]
 
 
@@ -40,6 +44,9 @@ class HolderTable:
         self._live = 0  # slots with a holder
         self._used = 0  # slots with a hash; those without a holder are kept for probing and reused
         self._words = 1
+        self._folds: dict[
+            int, tuple[int, int, int]
+        ] = {}  # of what each holder has: count, low and high words
         self._allocate(_MIN_CAPACITY)
 
     def __len__(self) -> int:
@@ -95,6 +102,7 @@ class HolderTable:
         lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
         bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
         alone = words == 1  # no other word can hold a bit of the slot
+        count, all_lows, all_highs = self._folds.get(holder, _NOTHING)
         for low, high in _pairs(hashes):
             low ^= _TURN
             if not (low or high):
@@ -115,7 +123,10 @@ class HolderTable:
             held = bits[at := slot * words + word]
             if not held and (alone or not self._all_bits(slot)):
                 self._live += 1
-            bits[at] = held | bit
+            if not held & bit:
+                bits[at] = held | bit
+                count, all_lows, all_highs = count + 1, all_lows ^ low, all_highs ^ high
+        self._folds[holder] = count, all_lows, all_highs
 
     def discard(self, holder: int, hashes: Sequence[BlockHash]) -> None:
         """Note that a holder has blocks no more; those it never had are ignored."""
@@ -124,6 +135,7 @@ class HolderTable:
         lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
         bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
         alone = words == 1
+        count, all_lows, all_highs = self._folds.get(holder, _NOTHING)
         for low, high in _pairs(hashes):
             low ^= _TURN
             slot = low & mask
@@ -135,11 +147,14 @@ class HolderTable:
                 held = bits[at := slot * words + word]
                 if held & bit:
                     bits[at] = held = held ^ bit
+                    count, all_lows, all_highs = count - 1, all_lows ^ low, all_highs ^ high
                     if not held and (alone or not self._all_bits(slot)):
                         self._live -= 1
+        self._folds[holder] = count, all_lows, all_highs
 
     def clear(self, holder: int) -> None:
         """Note that a holder has nothing."""
+        self._folds.pop(holder, None)
         if holder < self._words * _WORD_BITS:
             _, _, bits = self._arrays()
             bits[:, holder // _WORD_BITS] &= ~_bit(holder)
@@ -148,12 +163,9 @@ class HolderTable:
                 self._rebuild(0)
 
     def digest(self, holder: int) -> bytes:
-        """Digest of what a holder has (``set_digest``); a walk over the whole table."""
-        lows, highs, bits = self._arrays()
-        if holder >= self._words * _WORD_BITS:
-            return folded(lows[:0], highs[:0])
-        there = (bits[:, holder // _WORD_BITS] & _bit(holder)) != 0
-        return folded(lows[there] ^ np.uint64(_TURN), highs[there])
+        """Digest of what a holder has (``set_digest``), kept up with each block that comes and goes."""
+        count, low, high = self._folds.get(holder, _NOTHING)
+        return packed(count, low ^ (_TURN if count % 2 else 0), high)
 
     # -- inside ---------------------------------------------------------------------------------------------
 
@@ -194,11 +206,17 @@ class HolderTable:
         low, high = pairs[:, 0] ^ np.uint64(_TURN), pairs[:, 1]
         slots = self._find(low, high)
         known = slots >= 0
-        _, _, bits = self._arrays()
+        lows, highs, bits = self._arrays()
         known &= (low != 0) | (high != 0)
-        bits[slots[known], holder // _WORD_BITS] |= _bit(holder)
+        at = np.unique(slots[known])
+        at = at[(bits[at, holder // _WORD_BITS] & _bit(holder)) == 0]
+        bits[at, holder // _WORD_BITS] |= _bit(holder)
         fresh = np.unique(np.stack((low[~known], high[~known]), axis=1), axis=0)
-        self._rebuild(0, fresh[fresh.any(axis=1)], holder)
+        fresh = fresh[fresh.any(axis=1)]
+        parts = (self._folds.get(holder, _NOTHING), fold(lows[at], highs[at]), fold(fresh[:, 0], fresh[:, 1]))
+        counts, all_lows, all_highs = zip(*parts, strict=True)
+        self._folds[holder] = sum(counts), reduce(xor, all_lows), reduce(xor, all_highs)
+        self._rebuild(0, fresh, holder)
 
     def _find_soon(self, low: Words, high: Words) -> npt.NDArray[np.int64]:
         """Slots of a chain's blocks up to the first unknown one.

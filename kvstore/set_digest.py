@@ -33,4 +33,14 @@ def set_digest(hashes: Sequence[BlockHash]) -> bytes:
 
 def folded(lows: npt.NDArray[np.uint64], highs: npt.NDArray[np.uint64]) -> bytes:
     """Digest of blocks whose halves are given."""
-    return _FORM.pack(len(lows), int(np.bitwise_xor.reduce(lows)), int(np.bitwise_xor.reduce(highs)))
+    return packed(*fold(lows, highs))
+
+
+def fold(lows: npt.NDArray[np.uint64], highs: npt.NDArray[np.uint64]) -> tuple[int, int, int]:
+    """Number of blocks, and their halves folded: what a digest is made of."""
+    return len(lows), int(np.bitwise_xor.reduce(lows)), int(np.bitwise_xor.reduce(highs))
+
+
+def packed(count: int, low: int, high: int) -> bytes:
+    """A digest from what it is made of."""
+    return _FORM.pack(count, low, high)

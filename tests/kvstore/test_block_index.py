@@ -124,3 +124,21 @@ def _change(blocks: BlockManager, dice: random.Random) -> None:
         return
     kept = blocks.seal(page, dice.choice(CHAIN), parent=None, exact=True, checksum=0)
     blocks.release([kept])
+
+
+def test_long_chains_are_told_as_short_ones_are() -> None:
+    draw = random.Random(3)
+    chain = [BlockHash(draw.randbytes(16)) for _ in range(300)]
+    index, held = BlockIndex(), {}
+    for worker in range(150):
+        held[f"w{worker}"] = draw.choice((0, 0, draw.randrange(300), 300))
+        blocks = chain[: held[f"w{worker}"]] + [BlockHash(draw.randbytes(16)) for _ in range(30)]
+        index.load_snapshot(f"w{worker}", 0, blocks)
+    for name in ("w3", "w77"):
+        index.forget(name)
+        del held[name]
+    index.load_snapshot("late", 0, chain[:260])
+    held["late"] = 260
+    for length in (20, 48, 49, 255, 300):
+        told = index.longest_prefix(chain[:length])
+        assert told == {worker: min(blocks, length) for worker, blocks in held.items() if blocks}

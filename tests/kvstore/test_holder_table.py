@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from epdserve.kvstore import holder_table
 from epdserve.kvstore.holder_table import HolderTable
+from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockHash
 
 ZERO_PAIR = BlockHash(holder_table._TURN.to_bytes(8, "little") + bytes(8))
@@ -19,6 +20,15 @@ def crowded(number: int) -> BlockHash:
     """Hashes that all begin to probe at the table's last slot, so that most run over its end."""
     low = (number << 40 | 0xFFFFFFFFFF) ^ holder_table._TURN & 0xFFFFFFFFFF
     return BlockHash(low.to_bytes(8, "little") + bytes(8))
+
+
+def prefix_lengths(model: dict[BlockHash, set[int]], chain: list[BlockHash]) -> dict[int, int]:
+    lengths: dict[int, int] = {}
+    alive = set().union(*model.values())
+    for length, name in enumerate(chain, start=1):
+        alive &= model[name]
+        lengths.update(dict.fromkeys(alive, length))
+    return lengths
 
 
 @pytest.mark.parametrize("names", [hashes(60), [crowded(n) for n in range(60)]], ids=["random", "crowded"])
@@ -48,6 +58,10 @@ def test_random_steps_agree_with_a_dictionary_of_sets(
                 held.discard(holder)
         assert list(table.holders(names)) == [sum(1 << holder for holder in model[name]) for name in names]
         assert len(table) == sum(1 for held in model.values() if held)
+        for one in holders:
+            assert table.digest(one) == set_digest([name for name in model if one in model[name]])
+        length = dice.randrange(1, len(names))
+        assert table.prefix_lengths(names[:length]) == prefix_lengths(model, names[:length])
         assert table._used <= holder_table._MAX_LOAD * (table._mask + 1)
 
 
@@ -105,3 +119,18 @@ def test_discarding_for_a_holder_never_seen_changes_nothing() -> None:
     table.discard(99, names)
     table.clear(99)
     assert len(table) == 3
+
+
+def test_a_chain_of_which_everything_or_a_low_word_is_odd_is_looked_up_all_the_same() -> None:
+    table, chain = HolderTable(), hashes(200)
+    twin = BlockHash(chain[7][:8] + bytes(8))  # the low word of another block
+    zero_low = BlockHash(holder_table._TURN.to_bytes(8, "little") + b"x" * 8)
+    odd = [*chain[:50], ZERO_PAIR, *chain[50:]]
+    table.add(0, [twin, *chain, zero_low])
+    table.add(130, [zero_low, *chain[:100]])
+    assert table.prefix_lengths(chain) == {0: 200, 130: 100}
+    assert table.prefix_lengths(odd) == {0: 50, 130: 50}
+    assert table.prefix_lengths([twin, *chain]) == {0: 201}
+    assert table.prefix_lengths([zero_low, *chain]) == {0: 201, 130: 101}
+    assert table.prefix_lengths([BlockHash(b"short"), *chain]) == {}
+    assert table.prefix_lengths(hashes(60, seed=9)) == {}

@@ -1,10 +1,12 @@
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
+import numpy as np
 from epdserve.kvstore.blocks import BlockManager
 from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockHash
-from epdserve.services.engine.block_feed import BlockFeed
+from epdserve.services.engine.block_feed import BlockFeed, digest_pause_s
 from epdserve.services.types import BlockUpdate
 
 PATIENCE_S = 5.0
@@ -112,3 +114,14 @@ async def test_a_feed_that_runs_tells_digests_by_itself() -> None:
     await take(watch)
     assert (await take(watch)).digest == set_digest([block_hash(1)])
     await feed.stop()
+
+
+def test_a_digest_of_two_million_blocks_comes_often_enough_to_heal_drift_within_three_seconds() -> None:
+    # The router waits half a second before it asks for a snapshot (test_rpc_cluster.py heals a drift end to end)
+    assert digest_pause_s(0.0) == digest_pause_s(0.05) == 1.0
+    assert digest_pause_s(0.1) <= 2.0
+    joined = np.random.default_rng(0).bytes(16 * 200_000)
+    hashes = [BlockHash(joined[at : at + 16]) for at in range(0, len(joined), 16)]
+    began_s = time.thread_time()
+    set_digest(tuple(hashes))
+    assert time.thread_time() - began_s < 0.1  # a tenth of them, by a machine that may be busy
