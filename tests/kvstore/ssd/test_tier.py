@@ -209,8 +209,15 @@ def test_pages_that_are_too_small_or_too_few_are_the_callers_bug(tmp_path: Path)
 def test_other_tenants_and_roots_have_other_names_and_never_hit(tmp_path: Path) -> None:
     from epdserve.kvstore.hashing import cache_root, prefix_hash_chain
 
-    def chain(weights: bytes, form: str, tenant: bytes) -> list:
-        root = cache_root(weights, b"layout", form, "cpu", False)
+    def chain(
+        weights: bytes,
+        form: str,
+        tenant: bytes,
+        layout: bytes = b"layout",
+        backend: str = "cpu",
+        steady: bool = False,
+    ) -> list:
+        root = cache_root(weights, layout, form, backend, steady)
         return prefix_hash_chain(range(8), block_tokens=4, root=root, tenant_key=tenant)
 
     tier = make_tier([tmp_path])
@@ -223,6 +230,9 @@ def test_other_tenants_and_roots_have_other_names_and_never_hit(tmp_path: Path) 
             chain(b"v", "packed", b"key"),
             chain(b"w", "float32", b"key"),
             chain(b"w", "packed", b"yek"),
+            chain(b"w", "packed", b"key", layout=b"another"),
+            chain(b"w", "packed", b"key", backend="gpu"),
+            chain(b"w", "packed", b"key", steady=True),
         ):
             assert read(tier, other) == [None, None]
         tier.close()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from epdserve.model.layers.block import Block, Residual
+from epdserve.services.engine.preparing import Prepared
 from epdserve.services.errors import Cancelled, InvalidRequest, Overloaded
 from epdserve.services.schedule import Schedule
 from epdserve.services.types import PrefillResult
@@ -71,6 +72,24 @@ def test_second_prompt_hits_full_blocks_and_replays_a_window(bench: PrefillBench
     reference = Reference(tiny("f32q"), 80)
     reference.prefill(prompt(64))
     assert torch.equal(exit_vector(bench, result), reference.prefill(longer, hit=64))
+
+
+def test_a_prompt_whose_blocks_come_up_holds_nobody_up_and_starts_at_the_first_missing_token(
+    bench: PrefillBench,
+) -> None:
+    bench.run(prompt(64))  # what will have come up
+    loading = bench.submit(np.concatenate([prompt(64), prompt(13, 3)]))
+    loading.ready = False
+    other = bench.submit(prompt(30, 7))
+    while bench.worker.step():
+        pass
+    assert other.done.result(timeout=0).computed_tokens == 30
+    assert not loading.done.done()
+    bench.worker.prepared(loading, Prepared())
+    while bench.worker.step():
+        pass
+    result = loading.done.result(timeout=0)
+    assert (result.cached_tokens, result.computed_tokens) == (64, 13)
 
 
 def test_full_hit_is_cut_back_by_a_block(bench: PrefillBench) -> None:
