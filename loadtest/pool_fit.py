@@ -22,6 +22,8 @@ _FITTED: Final = (
     "prefill_token_s",
     "decode_fixed_s",
     "decode_request_s",
+    "prefill_beside_s",
+    "link_beside_s",
 )
 
 

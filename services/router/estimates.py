@@ -22,16 +22,22 @@ from epdserve.services.types import DecodeReceipt, FinishReason, PrefillResult
 # Until something was measured; only their relation to each other matters then
 _PREFILL_TOKENS_PER_S: Final = 10_000.0
 _STEP_S: Final = 0.02
-# What one more request adds to a step, as a share of it: nobody reports it, and equal workers need not know it
+# What one more request adds to a step, as a share of it: until it shows, and at least and at most
 _REQUEST_SHARE: Final = 0.01
+_SHARES: Final = (0.001, 0.3)
+# Weight of that guess, in squared requests more or fewer than usual; and what is left of older news with each new one
+_GUESS_WEIGHT: Final = 20.0
+_KEPT: Final = 0.99
+# Of a step, at least so much is there without anybody
+_ALONE: Final = 0.1
 _NEWEST: Final = 0.2
 # Results that computed less say more of fixed costs than of speed
 _MIN_COMPUTED_TOKENS: Final = 64
 # With fewer answers than this behind it the model is as good as blind, and a fixed length is counted on
 _MIN_ANSWERS: Final = 16
 # What is remembered of a worker
-_SPEED, _STEP, _CALLS, _FAILURES, _COUNTED_AT = range(5)
-_FIELDS: Final = 5
+_SPEED, _STEP, _CALLS, _FAILURES, _COUNTED_AT, _COMPANY = range(6)
+_FIELDS: Final = 6
 
 
 @dataclass(slots=True)
@@ -62,6 +68,8 @@ class Estimates:
         self._clock = clock
         self._table = WorkerRows(_FIELDS)
         self.failures = 0
+        # How steps go with requests, both less what is usual at their worker: sums of products and of squares
+        self._with_requests = self._squares = 0.0
 
     def forecast(self, request: GenerateRequest) -> LengthForecast:
         """Expected output of a request, within what it allows."""
@@ -87,11 +95,21 @@ class Estimates:
         self.hits.missed_tokens += missed
         self.hits.misrouted += missed > 0
 
-    def decoded(self, worker: str, receipt: DecodeReceipt) -> None:
-        """Learn from a finished decode: how long its steps took."""
+    def decoded(self, worker: str, receipt: DecodeReceipt, *, running: int = 1) -> None:
+        """Learn from a finished decode: how long its steps took.
+
+        Args:
+            running: Requests that were there with it, itself included.
+        """
         row = self._count(worker)
         if receipt.steps and receipt.decode_ms > 0:
-            self._smooth(row, _STEP, receipt.decode_ms / 1000 / receipt.steps)
+            took_s, (usual_s, usual) = receipt.decode_ms / 1000 / receipt.steps, self._usual(row)
+            if usual_s:
+                more = running - usual
+                self._with_requests = _KEPT * self._with_requests + more * (took_s / usual_s - 1)
+                self._squares = _KEPT * self._squares + more * more
+            self._smooth(row, _STEP, took_s)
+            self._smooth(row, _COMPANY, running)
 
     def failed(self, worker: str) -> None:
         """A call to a worker failed."""
@@ -128,10 +146,17 @@ class Estimates:
         """As ``step_s``, of several workers."""
         return self._measured(rows, _STEP, _STEP_S)
 
-    @staticmethod
-    def requests_s(steps_s: Floats) -> Floats:
-        """What one more request is taken to add to such steps."""
-        return _REQUEST_SHARE * steps_s
+    @property
+    def request_share(self) -> float:
+        """What one more request adds to a step, as a share of it."""
+        found = self._with_requests + _REQUEST_SHARE * _GUESS_WEIGHT
+        return min(_SHARES[1], max(_SHARES[0], found / (self._squares + _GUESS_WEIGHT)))
+
+    def decode_steps_s(self, rows: Indices) -> tuple[Floats, Floats]:
+        """Of several workers: a step without any request, and what each request adds to it."""
+        step_s, company = self.steps_s(rows), self._table.values.take(rows, axis=0)[:, _COMPANY]
+        request_s = self.request_share * step_s
+        return np.maximum(_ALONE * step_s, step_s - request_s * company), request_s
 
     def troubles_s(self, rows: Indices, step_ages_s: Floats) -> Floats:
         """Delay to expect of workers beyond their queues (``policy/health.py``).
@@ -159,6 +184,10 @@ class Estimates:
     def keep(self, workers: Collection[str]) -> None:
         """Forget workers that are not among those alive, once they have become many."""
         self._table.keep(workers)
+
+    def _usual(self, row: int) -> tuple[float, float]:
+        """Step of a worker, and requests in it."""
+        return float(self._table.values[row, _STEP]), float(self._table.values[row, _COMPANY])
 
     def _one(self, worker: str, field: int) -> float:
         return float(self._table.values[self._table.row(worker), field])

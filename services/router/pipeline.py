@@ -349,7 +349,10 @@ class Pipeline:
         if self._foresight is not None:
             self._foresight.answered(request, tokens, decoded_s=decoded_s)
         if chunk.receipt is not None:
-            self._placer.estimates.decoded(chunk.receipt.worker, chunk.receipt)
+            worker = chunk.receipt.worker
+            # Its own part of the ledger has been given back by now
+            beside = self._ledger.requests(worker)
+            self._placer.estimates.decoded(worker, chunk.receipt, running=beside + 1)
 
     def _note_failure(self, error: ServiceError, worker: str) -> None:
         """A worker that fails is avoided for a while; a request that was refused or out of time is no failure."""

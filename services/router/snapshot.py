@@ -135,7 +135,7 @@ class Fleet:
         ):
             return known
         prefills, decodes = estimates.rows(self._prefill_names), estimates.rows(self._decode_names)
-        step_s = estimates.steps_s(decodes)
+        step_s, request_s = estimates.decode_steps_s(decodes)
         in_ledger = ledger.rows(self._prefill_names), ledger.rows(self._decode_names)
         self._measured = known = _Measured(
             layouts,
@@ -144,7 +144,7 @@ class Fleet:
             in_ledger,
             estimates.prefill_speeds(prefills),
             step_s,
-            estimates.requests_s(step_s),
+            request_s,
             # Fuller workers come after emptier ones where all else is equal
             step_s * _FULLNESS / self._total,
             (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from epdserve.services.policy.pools import floats
 from epdserve.services.router.estimates import Estimates
@@ -106,3 +108,29 @@ def test_workers_that_are_gone_are_forgotten_once_they_are_many() -> None:
         estimates.failed(f"p{number}")
         estimates.keep(["p0"])
     assert estimates.workers <= 10
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_what_a_request_adds_to_a_step_is_learnt_within_each_worker(share: float) -> None:
+    estimates, draw = Estimates(), random.Random(1)
+    assert estimates.request_share == pytest.approx(0.01)
+    for _ in range(400):
+        # One worker is twice as slow, and busier: that is no part of what a request costs
+        worker, alone_s, most = draw.choice((("d0", 0.02, 8), ("d1", 0.04, 16)))
+        running = draw.randrange(1, most)
+        step_s = alone_s * (1 + share * running) * draw.uniform(0.95, 1.05)
+        estimates.decoded(worker, DecodeReceipt(worker, steps=10, decode_ms=10_000 * step_s), running=running)
+    alone_s, request_s = estimates.decode_steps_s(estimates.rows(["d0", "d1"]))
+    assert alone_s[1] > 1.5 * alone_s[0]
+    for at, (truth_s, usual) in enumerate(((0.02, 4.5), (0.04, 8.5))):
+        step_s = truth_s * (1 + share * usual)
+        assert alone_s[at] + usual * request_s[at] == pytest.approx(step_s, rel=0.3)
+        assert request_s[at] == pytest.approx(share * truth_s, rel=0.5, abs=0.02 * truth_s)
+
+
+def test_one_odd_step_teaches_little() -> None:
+    estimates = Estimates()
+    for running, ms in ((1, 100.0), (2, 1e6)):
+        estimates.decoded("d0", DecodeReceipt("d0", steps=10, decode_ms=ms), running=running)
+    assert estimates.request_share <= 0.3
+    assert (estimates.decode_steps_s(estimates.rows(["d0", "d9"]))[0] > 0).all()
