@@ -5,9 +5,9 @@ knows of; whatever it is that makes expectations wrong on some machine, it makes
 multiplies them by what they were off by. Placement does not: a factor common to all pairs changes no order.
 
 Only expectations that are too bright by a good part are corrected. What came sooner than expected had been let in for
-being expected early: to let in more on the strength of that fills workers to the brim, and simulations lost a twelfth of
-the goodput by it. A little later than expected is what whoever came afterwards did: where decode workers are nearly full,
-to refuse the next one for it lost as much.
+being expected early: to let in more on the strength of that fills workers to the brim, and simulations lost a twelfth
+of the goodput by it. A little later than expected is what whoever came afterwards did: where decode workers are nearly
+full, to refuse the next one for it lost as much.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Estimates:
         return float(self._table.values[row, _STEP]), float(self._table.values[row, _COMPANY])
 
     def _one(self, worker: str, field: int) -> float:
-        return float(self._table.values[self._table.row(worker), field])
+        return float(self._table.of(worker)[field])
 
     def _measured(self, rows: Indices, field: int, otherwise: float) -> Floats:
         found: Floats = self._table.values.take(rows, axis=0)[:, field]

@@ -111,6 +111,4 @@ class InFlightLedger:
 
     def _sum_up(self, worker: str) -> None:
         sums = (self.requests(worker), self.tokens(worker), self.output_tokens(worker))
-        # The row first: a new one may need another array
-        row = self._table.row(worker)
-        self._table.values[row] = sums
+        self._table.of(worker)[:] = sums

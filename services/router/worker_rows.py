@@ -40,6 +40,12 @@ class WorkerRows:
                 self.values = np.concatenate((self.values, np.zeros_like(self.values)))
         return row
 
+    def of(self, name: str) -> Floats:
+        """A worker's row itself, good until the next name comes."""
+        row = self.row(name)  # first: a new one may need another array
+        found: Floats = self.values[row]
+        return found
+
     def rows(self, names: Iterable[str]) -> Indices:
         """The numbers of several."""
         return np.array([self.row(name) for name in names], dtype=np.int64)
