@@ -36,6 +36,8 @@ class PolicyCollector(Collector):
         yield _counter("length_covered", "Of these, inside the interval meant for 80 %", fared.covered)
         yield _gauge("length_coverage_ratio", "Share inside the interval lately", fared.recent_coverage)
         yield _gauge("length_bias_octaves", "Mean log2 of length over forecast median lately", fared.bias)
+        share = self._estimates.request_share
+        yield _gauge("decode_request_ratio", "What a request adds to a decode step, as a share of it", share)
         yield _gauge("length_cells", "Cells of the length model", lengths.cells)
         yield _counter("expected_hit_tokens", "Prompt tokens expected to be cached", hits.expected_tokens)
         yield _counter("missed_hit_tokens", "Of these, not found there", hits.missed_tokens)
