@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from epdserve.loadtest.simulator.baselines import Parameters
 from epdserve.loadtest.simulator.cluster import ClusterSpec
 from epdserve.loadtest.simulator.figures import Figures
@@ -26,9 +25,6 @@ from epdserve.loadtest.simulator.run import Simulation
 from epdserve.loadtest.simulator.study import Scenario, ablate, compare, makers, search, simulate
 from epdserve.loadtest.simulator.tables import goodput_table, spread
 from epdserve.loadtest.simulator.workloads import SHAPES, generate
-from epdserve.services.policy.forecast import fixed
-from epdserve.services.policy.joint import Placing, place
-from epdserve.services.policy.pools import DecodePool, Links, PrefillPool, WorkerNames, floats
 
 
 def main() -> int:
@@ -46,17 +42,15 @@ def main() -> int:
         print(goodput_table(scenario, _told(ablate(scenario, tuned[Ours.name], seeds=seeds)), base="all"))
     elif arguments.study == "fairness":
         _fairness(scenario, tuned[Ours.name], seeds)
-    elif arguments.study == "scale":
-        _scale(tuned[Ours.name])
     else:
-        _decide()
+        _scale(tuned[Ours.name])
     return 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m epdserve.loadtest.simulator", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("study", choices=["tune", "compare", "ablate", "fairness", "scale", "decide"])
+    parser.add_argument("study", choices=["tune", "compare", "ablate", "fairness", "scale"])
     parser.add_argument("--load", type=float, default=1.3, help="offered over capacity")
     parser.add_argument("--length", type=float, default=1.0, help="of a run, over the usual")
     parser.add_argument("--seeds", type=int, default=10)
@@ -104,29 +98,6 @@ def _scale(parameters: Parameters) -> None:
         f"1,000 workers, {len(run.requests)} requests in 20 s: "
         f"{took_s:.1f} s ({cpu_s:.1f} s of CPU) for {run.ended_at:.1f} s"
     )
-
-
-def _decide() -> None:
-    """CPU time of one choice among 256 prefill and 256 decode workers, for a prompt of 100,000 tokens."""
-    count, tiers = 256, 4
-    draw = np.random.default_rng(0)
-    names, machines = WorkerNames(f"w{index:04}" for index in range(count)), np.arange(count) // 2
-    hits = np.cumsum(draw.random((tiers, count)) * 3e4, axis=0)
-    none, speed = np.zeros(count), np.full(count, 6e4)
-    prefills = PrefillPool(
-        *(names, machines, draw.random(count) * 1e5, speed, hits, floats([1.0, 2e10, 5e9, 1e10]), none)
-    )
-    load = (floats(draw.integers(0, 200, count)), draw.random(count) * 1e6, draw.random(count) * 1e5)
-    steps = (np.full(count, 0.02), np.full(count, 3e-5), np.full(count, 1e-9))
-    decodes = DecodePool(names, machines, *load, np.full(count, 1e8), *steps, none, none)
-    took_s = []
-    for number in range(2000):
-        wanted = Placing(str(number), 100_000, fixed(500), 2.0, 0.05, 890.0, 128, b"x", 0.25)
-        began_s = time.thread_time()
-        place(prefills, decodes, Links(), wanted)
-        took_s.append(time.thread_time() - began_s)
-    took_s.sort()
-    print(f"place: {took_s[1000] * 1e6:.0f} us p50, {took_s[1980] * 1e6:.0f} us p99")
 
 
 def _told(rows: Iterable[tuple[str, str, int, Figures]]) -> Iterable[tuple[str, str, int, Figures]]:
