@@ -86,6 +86,7 @@ async def test_a_peer_that_stops_or_dies_mid_pull_is_a_miss_in_time_and_spoils_n
         order.write_text("SIGKILL")
         await ends_short(customer, hashes, [])
         await until_metric(scene, QUARANTINED, 0)
+        await asyncio.to_thread(scene.processes["store-0"].join, 10)  # its sockets are gone before it is
         assert not scene.processes["store-0"].is_alive()
         assert await scene.metric("store-1", "epdserve_store_broken_parts") == 0
         client = await scene.client("store-1")
