@@ -8,7 +8,8 @@ imported at the first call that needs it, so nothing here needs Triton where the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar, cast
 
@@ -16,15 +17,29 @@ from torch import Tensor
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_interpreted: list[bool] = []  # not empty inside ``launchers_on_host``
 
 
-def on_device(reference: Callable[_P, _R], launcher: str) -> Callable[_P, _R]:
+@contextmanager
+def launchers_on_host() -> Iterator[None]:
+    """Launchers for tensors in host memory too, in this block: Triton's interpreter runs them. For tests."""
+    _interpreted.append(True)
+    try:
+        yield
+    finally:
+        _interpreted.pop()
+
+
+def on_device(
+    reference: Callable[_P, _R], launcher: str, *, takes: Callable[[Tensor], bool] = lambda _: True
+) -> Callable[_P, _R]:
     """``reference`` for tensors in host memory, ``launcher`` for tensors on a GPU.
 
     Args:
         reference: Its first argument is a tensor and is given by position; its device decides.
         launcher: ``"norm.rms:rms_norm"``: a module below ``epdserve.kernels`` and the name of a function in it, with
             the arguments, the result and the errors of the reference.
+        takes: Whether the launcher takes a first argument of this shape; the reference computes the others on the GPU.
 
     Returns:
         A function with the reference's signature; ``inspect.unwrap`` gives the reference, ``launcher`` the name.
@@ -34,7 +49,8 @@ def on_device(reference: Callable[_P, _R], launcher: str) -> Callable[_P, _R]:
 
     @wraps(reference)
     def choose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not cast(Tensor, args[0]).is_cuda:
+        first = cast(Tensor, args[0])
+        if not (first.is_cuda or _interpreted) or not takes(first):
             if not hosted:
                 hosted.append(stand_in(reference))
             return hosted[0](*args, **kwargs)

@@ -9,7 +9,7 @@ spread (standard deviation over the vocabulary).
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -24,7 +24,7 @@ from epdserve.model.batch import ForwardBatch
 from epdserve.model.demo.corpus import lines
 from epdserve.model.demo.writer import write_demo_model, write_trained_model
 from epdserve.model.entry_codec import Float32Codec
-from epdserve.model.layers.context import ForwardContext
+from epdserve.model.layers.wide_caches import WideCaches
 from epdserve.model.logits import LogitsPlan, LogitsRun
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
@@ -103,14 +103,9 @@ class RoundingBackbone(Backbone):
         self.__dict__.update(exact.__dict__)
         self._codec = _RoundingCodec(way)
 
-    @torch.inference_mode()
-    def forward(
-        self, batch: ForwardBatch, pools: KVPools, *, unwanted: Callable[[], bool] | None = None
-    ) -> torch.Tensor:
-        """As ``Backbone.forward``, with the codec."""
-        context = ForwardContext(batch, pools, self._codec, self.precision, unwanted=unwanted)
-        residual, cut_keys_KD = self.encoder.forward(context)
-        return self.decoder.forward(residual, cut_keys_KD, context)
+    def caches(self, batch: ForwardBatch, pools: KVPools) -> WideCaches:
+        """Those of the way."""
+        return WideCaches(self.config, batch, pools, self._codec)
 
 
 def prices(

@@ -22,7 +22,7 @@ from epdserve.model.config import ModelConfig
 from epdserve.model.costs import Rows, flop, kv_bytes, weight_bytes, weighted
 from epdserve.model.kv_layout import EntryFormat, KVLayout
 from epdserve.model.layer_plan import LayerPlan
-from epdserve.model.layers.moe import MoE
+from epdserve.model.layers.wide import WideExperts
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
 from epdserve.model.tensor_map import Storage, expected_tensors
@@ -74,7 +74,9 @@ def counted_flop(config: ModelConfig, chunks: Sequence[Chunk]) -> list[int]:
         config, weights, torch.zeros(config.text.vocab_size, dtype=torch.int64), Precision.F32Q
     )
     for block in (*backbone.encoder.blocks, backbone.encoder.cut_block, *backbone.decoder.blocks):
-        block.moe._routed = _RoutedRows(block.moe)  # type: ignore[method-assign, assignment]
+        experts = block.moe.experts
+        assert isinstance(experts, WideExperts)
+        experts.routed = _RoutedRows(experts)  # type: ignore[method-assign, assignment]
     with fake, torch.inference_mode(), patch("epdserve.model.pools.scatter_rows", lambda *_: None):
         return [_count(backbone, chunk) for chunk in chunks]
 
@@ -82,14 +84,14 @@ def counted_flop(config: ModelConfig, chunks: Sequence[Chunk]) -> list[int]:
 class _RoutedRows:
     """The products of rows with the experts they chose, each row with each of its experts once."""
 
-    def __init__(self, moe: MoE) -> None:
-        self._moe = moe
+    def __init__(self, experts: WideExperts) -> None:
+        self._experts = experts
 
     def __call__(self, x_TD: torch.Tensor, experts_Tk: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        moe = self._moe
+        experts = self._experts
         x_PD = x_TD.float().repeat_interleave(experts_Tk.shape[1], dim=0)
-        gate, _up = torch.mm(x_PD, moe.w13_ENK[0].t()).chunk(2, dim=-1)
-        return torch.mm(gate, moe.w2_EKN[0].t())[: len(x_TD)]
+        gate, _up = torch.mm(x_PD, experts.w13_ENK[0].t()).chunk(2, dim=-1)
+        return torch.mm(gate, experts.w2_EKN[0].t())[: len(x_TD)]
 
 
 def _shapes_alone(config: ModelConfig) -> Weights:

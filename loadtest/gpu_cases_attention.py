@@ -9,9 +9,9 @@ import torch
 from epdserve.kernels.attention.entries import Selected, Window
 from epdserve.kernels.attention.reference import sink_attention_ref
 from epdserve.kernels.attention.sparse import sparse_attention
-from epdserve.kernels.indexer.pages import IndexPages
+from epdserve.kernels.indexer.pages import IndexPages, RowTiles
 from epdserve.kernels.indexer.reference import candidate_mask_ref, top_entries_ref
-from epdserve.kernels.indexer.score import RowTiles, score_blocks, score_pages
+from epdserve.kernels.indexer.score import score_blocks, score_pages
 from epdserve.kernels.indexer.select import candidate_blocks, top_entries
 from epdserve.kernels.quant.reference import (
     dequantize_fp4_e4m3_ref,

@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 from epdserve.kernels.linear.block_linear import grouped_linear_fp8, linear_bf16, linear_fp8
-from epdserve.kernels.moe.experts import combine, expert_product, expert_tile, swiglu_quantize
+from epdserve.kernels.moe.experts import combine, expert_product, swiglu_quantize
+from epdserve.kernels.moe.plan import expert_tile
 from epdserve.kernels.moe.reference import route_ref, swiglu_ref
 from epdserve.kernels.moe.route_rows import plan_experts, route
 from epdserve.kernels.quant.reference import (

@@ -14,12 +14,14 @@ from typing import Final
 import torch
 from epdserve.kernels.attention.entries import Selected, Window
 from epdserve.kernels.attention.sparse import sparse_attention
-from epdserve.kernels.indexer.pages import IndexPages
-from epdserve.kernels.indexer.score import RowTiles, score_blocks, score_pages
-from epdserve.kernels.indexer.select import candidate_blocks, entries_of_slots, top_entries
+from epdserve.kernels.indexer import entries_of_slots
+from epdserve.kernels.indexer.pages import IndexPages, RowTiles
+from epdserve.kernels.indexer.score import score_blocks, score_pages
+from epdserve.kernels.indexer.select import candidate_blocks, top_entries
 from epdserve.kernels.linear.block_linear import grouped_linear_fp8, linear_bf16, linear_fp8
 from epdserve.kernels.mhc import collapse, expand, hyper_coefficients
-from epdserve.kernels.moe.experts import combine, expert_product, expert_tile, swiglu_quantize
+from epdserve.kernels.moe.experts import combine, expert_product, swiglu_quantize
+from epdserve.kernels.moe.plan import expert_tile
 from epdserve.kernels.moe.route_rows import plan_experts, route
 from epdserve.kernels.norm import rms_norm
 from epdserve.kernels.quant.rows import quantize_fp4_e8m0, quantize_fp8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from epdserve.kernels.indexer.score import RowTiles
+from epdserve.kernels.indexer.pages import RowTiles
 from epdserve.loadtest.gpu_data import index_pages, selected, windows
 from epdserve.loadtest.gpu_layers import Rows, Weights, layer
 from epdserve.loadtest.gpu_shapes import Kind, Shapes

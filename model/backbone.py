@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from epdserve.kernels.linear import linear
 from epdserve.kernels.norm import rms_norm
 from epdserve.kernels.rope import YarnScaling, rope_frequencies
 from epdserve.model.batch import BatchShape, ForwardBatch
@@ -12,14 +11,15 @@ from epdserve.model.causal_decoder import CausalDecoder
 from epdserve.model.causal_encoder import CausalEncoder
 from epdserve.model.compressed_tokens import load_or_derive_token_map
 from epdserve.model.config import ModelConfig
-from epdserve.model.entry_codec import entry_codec
 from epdserve.model.kv_layout import KVLayout
 from epdserve.model.layer_plan import LayerPlan
+from epdserve.model.layers.arithmetic import Caches
 from epdserve.model.layers.block import Block
 from epdserve.model.layers.context import ForwardContext
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
-from epdserve.model.weights import Weights, load_weights
+from epdserve.model.ways import arithmetic_of, weight_form
+from epdserve.model.weights import WeightForm, Weights, load_weights
 
 
 class Backbone:
@@ -40,19 +40,28 @@ class Backbone:
         self.config, self.precision, self.device = config, precision, torch.device(device)
         self.plan = LayerPlan.of(config)
         self.weights_fingerprint = weights.fingerprint
-        tensors = weights.tensors
-        blocks = [Block(config, spec, tensors, token_map_V, precision) for spec in self.plan.layers]
+        self.form = weights.form
+        self._math = math = arithmetic_of(config, weights.tensors, weights.form, precision)
+        blocks = [Block(config, spec, math, token_map_V) for spec in self.plan.layers]
         cut = self.plan.cut
-        embed_VD = tensors["embed.weight"].to(precision.activation_dtype)
+        embed_VD = math.tensor("embed.weight").to(precision.activation_dtype)
         self.encoder = CausalEncoder(embed_VD, config.text.hc_mult, blocks[:cut], blocks[cut])
         self.decoder = CausalDecoder(blocks[cut], blocks[cut + 1 :])
-        self._norm, self._head_VD = tensors["norm.weight"], tensors["head.weight"].float()
+        self._norm = math.tensor("norm.weight")
+        self._head = math.projection("head.weight", quantized=False, out_dtype=torch.float32)
 
     @staticmethod
     def load(
-        model_dir: Path | str, *, precision: Precision, device: torch.device | str = "cpu"
+        model_dir: Path | str,
+        *,
+        precision: Precision,
+        device: torch.device | str = "cpu",
+        form: WeightForm | None = None,
     ) -> "Backbone":
         """Read a model directory in the official format.
+
+        Args:
+            form: Of the weights; what suits the device if None (ways.py).
 
         Raises:
             ConfigError: config.json does not describe a model of this architecture.
@@ -61,7 +70,8 @@ class Backbone:
         directory = Path(model_dir)
         config = ModelConfig.from_directory(directory)
         token_map = torch.from_numpy(load_or_derive_token_map(directory, config)).to(device)
-        return Backbone(config, load_weights(directory, config, device), token_map, precision, device)
+        form = form or weight_form(config, precision, torch.device(device))
+        return Backbone(config, load_weights(directory, config, device, form), token_map, precision, device)
 
     def layout(self, block_tokens: int) -> KVLayout:
         """Block layout that this model's precision writes."""
@@ -99,14 +109,16 @@ class Backbone:
         Raises:
             ForwardStopped: ``unwanted`` said so; pages and slots of the batch hold anything.
         """
-        codec = entry_codec(pools.layout.entry_format)
-        context = ForwardContext(batch, pools, codec, self.precision, unwanted=unwanted)
-        residual, cut_keys_KD = self.encoder.forward(context)
-        return self.decoder.forward(residual, cut_keys_KD, context)
+        context = ForwardContext(batch, pools, self.caches(batch, pools), unwanted)
+        return self.decoder.forward(*self.encoder.forward(context), context)
+
+    def caches(self, batch: ForwardBatch, pools: KVPools) -> Caches:
+        """Caches of one forward."""
+        return self._math.caches(batch, pools)
 
     @torch.inference_mode()
     def logits(self, exit_RD: torch.Tensor) -> torch.Tensor:
         """(R, hidden) exit vectors -> (R, vocabulary) float32."""
         dtype = self.precision.activation_dtype
         h_RD = rms_norm(exit_RD.to(dtype), self._norm, self.config.text.rms_norm_eps)
-        return linear(h_RD.float(), self._head_VD)
+        return self._head(h_RD)

@@ -87,6 +87,8 @@ class QueryRows:
     window_rotation: Rotation  # layers without a compressed cache
     compressed_rotation: Rotation  # layers with one
     max_position: int
+    counts: tuple[int, ...]  # rows of each segment, 0 for some
+    tiles_R3: torch.Tensor | None = None  # runs of rows as the score kernel takes them, if they are at hand
 
     def __len__(self) -> int:
         return len(self.rows_T)
@@ -100,6 +102,10 @@ class WindowPlan:
     valid_TW: torch.Tensor
     write_rows_N: torch.Tensor
     write_places_N: torch.Tensor  # ring rows of all slots, one after another
+    pool_TW: torch.Tensor | None = (
+        None  # the same keys as ring rows of all slots, -1 = none, where no row that a
+    )
+    # query sees is overwritten: at most one row a segment. They can be written first and read where they lie.
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +113,11 @@ class EntryPlan:
     """Rows whose group of ``ratio`` tokens closes in this step, and where their entries go."""
 
     closing_N: torch.Tensor  # row that closes the group
-    opening_N: torch.Tensor  # row that opened it; meaningless where the open pair is taken from the slot
-    from_slot_N: torch.Tensor  # the group was opened in an earlier step
+    opening_N: torch.Tensor  # row that opened it; meaningless where a slot keeps it
+    opened_in_N: torch.Tensor  # slot that keeps it, where the group was opened in an earlier step; else -1
     pages_N: torch.Tensor
     entries_N: torch.Tensor  # index inside the page
     rotation: Rotation  # at the first token of the group
-    slots_N: torch.Tensor
     store_rows_M: torch.Tensor  # rows that leave a group open
     store_slots_M: torch.Tensor
 
@@ -269,6 +274,7 @@ class _Builder:
             window_rotation=rotations(positions, self.shape.window_inv_freq),
             compressed_rotation=rotations(positions, self.shape.compressed_inv_freq),
             max_position=int(self.position_T[rows_T].max(initial=-1)),
+            counts=tuple(count_S.tolist()),
         )
 
     def _window(self, queries_T: IntArray, keys_K: IntArray, floor_S: IntArray) -> WindowPlan:
@@ -289,6 +295,10 @@ class _Builder:
         )
         last_K = (key_offset_S + key_count_S)[key_segment_K] - np.arange(len(keys_K)) <= window
         write_N = np.flatnonzero(last_K)
+        pool_TW = None
+        if key_count_S.max(initial=0) <= 1:
+            ring_TW = target_TW % window + (self.slot_S[segment_T] * window)[:, None]
+            pool_TW = self._tensor(np.where(valid_TW, ring_TW, -1))
         return WindowPlan(
             index_TW=self._tensor(np.where(valid_TW, index_TW, 0)),
             valid_TW=self._tensor(valid_TW),
@@ -296,6 +306,7 @@ class _Builder:
             write_places_N=self._tensor(
                 self.slot_S[key_segment_K[write_N]] * window + self.position_T[keys_K[write_N]] % window
             ),
+            pool_TW=pool_TW,
         )
 
     def _entries(self, ratio: int, table_SP: IntArray) -> EntryPlan:
@@ -311,11 +322,12 @@ class _Builder:
         return EntryPlan(
             closing_N=self._tensor(closing_N),
             opening_N=self._tensor(np.maximum(closing_N - ratio + 1, 0)),
-            from_slot_N=self._tensor(first_token_N < self.start_S[segment_N]),
+            opened_in_N=self._tensor(
+                np.where(first_token_N < self.start_S[segment_N], self.slot_S[segment_N], -1)
+            ),
             pages_N=self._tensor(table_SP[segment_N, entry_N // per_page]),
             entries_N=self._tensor(entry_N % per_page),
             rotation=rotations(self._tensor(first_token_N), self.shape.compressed_inv_freq),
-            slots_N=self._tensor(self.slot_S[segment_N]),
             store_rows_M=self._tensor(last_S[open_S]),
             store_slots_M=self._tensor(self.slot_S[open_S]),
         )

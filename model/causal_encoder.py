@@ -5,6 +5,7 @@ serve if the decoder rows are run elsewhere.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from epdserve.model.batch import ForwardBatch
@@ -21,18 +22,18 @@ class CausalEncoder:
         self._embed_VD, self._copies = embed_VD, copies
         self.blocks, self.cut_block = tuple(blocks), cut_block
 
-    def forward(self, context: ForwardContext) -> tuple[Residual, torch.Tensor]:
+    def forward(self, context: ForwardContext) -> tuple[Residual, Any]:
         """Run all rows.
 
         Returns:
-            The residual entering the cut layer, and the window keys of the cut layer.
+            The settled residual entering the cut layer, and the window keys of the cut layer.
         """
         batch = context.batch
         residual = self._enter(batch)
         for block in self.blocks:
             context.require_wanted()
             residual = block.forward(residual, batch.all_rows, batch.encoder_window, context)
-        residual = self.cut_block.inject(residual, batch.all_rows, context)
+        residual = self.cut_block.inject(residual.settled(), batch.all_rows, context)
         return residual, self.cut_block.write_kv(residual, batch.all_rows, batch.encoder_window, context)
 
     def _enter(self, batch: ForwardBatch) -> Residual:

@@ -23,12 +23,12 @@ class PlanePages:
     """
 
     def __init__(self, pages_PB: torch.Tensor, plane: Plane) -> None:
-        self._pages_PB, self._plane = pages_PB, plane
+        self.pages_PB, self.plane = pages_PB, plane
         self.entries_per_page = plane.entries_per_block
 
     def read_main(self, page: torch.Tensor, entry: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and scales of main KV, (..., bytes) uint8, for any integer shape."""
-        plane = self._plane
+        plane = self.plane
         return (
             self._read(page, entry, plane.main_values_offset, plane.main_values_bytes),
             self._read(page, entry, plane.main_scales_offset, plane.main_scales_bytes),
@@ -36,7 +36,7 @@ class PlanePages:
 
     def read_index(self, page: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and scales of all indexer keys of whole pages, (..., entries, bytes) uint8: one run a page."""
-        plane, first, entries = self._plane, torch.zeros_like(page), self.entries_per_page
+        plane, first, entries = self.plane, torch.zeros_like(page), self.entries_per_page
         values = self._read(page, first, plane.index_values_offset, plane.index_values_bytes * entries)
         scales = self._read(page, first, plane.index_scales_offset, plane.index_scales_bytes * entries)
         return values.unflatten(-1, (entries, -1)), scales.unflatten(-1, (entries, plane.index_scales_bytes))
@@ -49,7 +49,7 @@ class PlanePages:
         index: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         """Store (values, scales) of N entries' main KV and indexer keys."""
-        plane = self._plane
+        plane = self.plane
         for offset, rows_NB in (
             (plane.main_values_offset, main[0]),
             (plane.main_scales_offset, main[1]),
@@ -57,12 +57,12 @@ class PlanePages:
             (plane.index_scales_offset, index[1]),
         ):
             if rows_NB.shape[1]:
-                scatter_rows(self._pages_PB, page_N, offset + entry_N * rows_NB.shape[1], rows_NB)
+                scatter_rows(self.pages_PB, page_N, offset + entry_N * rows_NB.shape[1], rows_NB)
 
     def _read(self, page: torch.Tensor, entry: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
         if not nbytes:
-            return self._pages_PB.new_empty(*page.shape, 0)
-        return gather_rows(self._pages_PB, page, offset + entry * nbytes, nbytes)
+            return self.pages_PB.new_empty(*page.shape, 0)
+        return gather_rows(self.pages_PB, page, offset + entry * nbytes, nbytes)
 
 
 class KVPools:

@@ -14,6 +14,7 @@ from epdserve.kernels.launch import LaunchRefusedError, check_contiguous, check_
 from torch import Tensor
 
 SPLIT_KEYS: Final = 64
+LEAST_HEADS: Final = 16
 MERGED_HEADS: Final = 8  # of a program that merges splits
 MANY_ROWS: Final = (
     96  # rows from which one program does all splits of a row: most of a GPU's processors then work
@@ -34,7 +35,8 @@ def sparse_attention(
     """One softmax of each row over its window, its selected entries and a sink; rotated back: (T, H, D) bfloat16.
 
     Args:
-        q_THD: (T, H, D) bfloat16 rotated queries, contiguous; H a power of two from 16, D from 64.
+        q_THD: (T, H, D) bfloat16 rotated queries, contiguous; H a power of two, D one from 64. Fewer than 16 heads are
+            filled up with zeros: a matrix instruction has no use for less.
         window: What each row sees of the sliding window.
         selected: None in layers without compressed entries.
         sink_H: (H,) float32, finite.
@@ -52,6 +54,13 @@ def sparse_attention(
     """
     rows, heads, dim = q_THD.shape
     _check(q_THD, window, selected, sink_H, cos, sin)
+    if heads < LEAST_HEADS:
+        missing = LEAST_HEADS - heads
+        wide_THD = torch.constant_pad_nd(q_THD, (0, 0, 0, missing))
+        sink = torch.constant_pad_nd(sink_H, (0, missing))
+        return sparse_attention(
+            wide_THD, window, selected, sink, cos, sin, one_program_a_row=one_program_a_row
+        )[:, :heads]
     out = torch.empty_like(q_THD)
     if not out.numel():
         return out
@@ -108,7 +117,7 @@ def _check(
 ) -> None:
     check_tensor("q_THD", q_THD, (torch.bfloat16,), (None, None, None))
     rows, heads, dim = q_THD.shape
-    for name, size, least in (("heads", heads, 16), ("D", dim, 64)):
+    for name, size, least in (("heads", heads, 1), ("D", dim, 64)):
         if size < least or size & (size - 1):
             raise LaunchRefusedError(f"{name} must be a power of two of at least {least}, got {size}")
     window.check(rows, dim)

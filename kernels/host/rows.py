@@ -103,6 +103,25 @@ def hyper_coefficients(
     return _coefficients(linear_ref(flat, fn), rate, scale, base, copies, iters, hc_eps)
 
 
+def advance(
+    streams_TnD: Tensor,
+    out_TD: Tensor,
+    post_Tn: Tensor,
+    comb_Tnn: Tensor,
+    pre_Tn: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    iters: int,
+    hc_eps: float,
+    norm_eps: float = 1e-20,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """See ``mhc``."""
+    new_TnD = mhc.expand_ref(streams_TnD, out_TD, post_Tn, comb_Tnn)
+    coefficients = hyper_coefficients(new_TnD, fn, scale, base, iters, hc_eps, norm_eps)
+    return new_TnD, mhc.collapse_ref(new_TnD, pre_Tn), coefficients
+
+
 def coefficients_from_mixes(
     mixes: Tensor, scale: Tensor, base: Tensor, copies: int, iters: int, hc_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,6 +262,7 @@ STAND_INS: Final[dict[Any, Any]] = (
     {}
     if native is None
     else {
+        mhc.advance_ref: advance,
         mhc.coefficients_from_mixes_ref: coefficients_from_mixes,
         mhc.hyper_coefficients_ref: hyper_coefficients,
         moe.route_ref: route,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from epdserve.kernels.launch import LaunchRefusedError, check_indices, check_tensor
 from torch import Tensor
+
+ROWS_PER_TILE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,19 @@ class IndexPages:
         return (
             self.table_SP.stride(0), self.table_SP.shape[1], pages, page_bytes, self.values_offset, self.scales_offset
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Runs of rows of one segment each: (tiles, 3) int32 of first row, number of rows, segment."""
+
+    table: Tensor
+
+    @classmethod
+    def of(cls, counts: Sequence[int], device: torch.device | str, most: int = ROWS_PER_TILE) -> RowTiles:
+        """Cut segments of ``counts`` consecutive rows into runs of at most ``most``; on the host, once a step."""
+        tiles, first = [], 0
+        for segment, count in enumerate(counts):
+            tiles += [(first + i, min(most, count - i), segment) for i in range(0, count, most)]
+            first += count
+        return cls(torch.tensor(tiles, dtype=torch.int32).view(-1, 3).to(device))

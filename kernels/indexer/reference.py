@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from epdserve.kernels.cache_ops.reference import gather_rows_ref
+from epdserve.kernels.indexer.pages import IndexPages, RowTiles
+from epdserve.kernels.quant.reference import dequantize_fp4_e8m0_ref
 from torch import Tensor
 
 NO_ENTRY: Final = -1
@@ -88,6 +91,91 @@ def candidate_mask_ref(score_RE: Tensor, visible_R: Tensor, blocks: int, block_s
     else:
         chosen = best > _MINUS_INF
     return chosen.repeat_interleave(block_size, dim=1)[:, :entries]
+
+
+def score_pages_ref(
+    q_THB: Tensor,
+    q_scale: Tensor,
+    w_TH: Tensor,
+    pages: IndexPages,
+    tiles: RowTiles,
+    visible_T: Tensor,
+    entries: int,
+) -> Tensor:
+    """Score of every visible entry of each row's segment: (T, entries) float32, -inf elsewhere.
+
+    Args:
+        q_THB, q_scale: Packed E2M1 (T, H, D / 2) and UE8M0 (T, H, D / 32).
+        w_TH: (T, H) float32.
+        tiles: Which rows belong to which segment.
+        visible_T: How many entries a row sees.
+        entries: Columns of the result.
+    """
+    query_THD = dequantize_fp4_e8m0_ref(q_THB, q_scale)
+    out = w_TH.new_full((len(w_TH), entries), _MINUS_INF)
+    position = torch.arange(entries, device=w_TH.device)
+    for first, count, segment in tiles.table.tolist():
+        some = slice(first, first + count)
+        key_ED, exists_E = _keys(pages, torch.full_like(position, segment), position, query_THD.shape[2])
+        scores = score_entries_ref(query_THD[None, some], w_TH[None, some], key_ED[None])[0]
+        hidden = ~exists_E | (position >= visible_T[some].unsqueeze(1))
+        out[some] = scores.masked_fill(hidden, _MINUS_INF)
+    return out
+
+
+def score_blocks_ref(
+    q_THB: Tensor,
+    q_scale: Tensor,
+    w_TH: Tensor,
+    pages: IndexPages,
+    segment_T: Tensor,
+    visible_T: Tensor,
+    blocks_TC: Tensor,
+    block_size: int,
+) -> Tensor:
+    """Scores of each row's candidate blocks only: (T, C * block_size) float32 in the order of the blocks.
+
+    Args:
+        segment_T: (T,) row of the page table.
+        blocks_TC: (T, C) block numbers, -1 = none.
+    """
+    within = torch.arange(block_size, device=blocks_TC.device)
+    entry_TK = (blocks_TC.clamp(min=0).unsqueeze(2) * block_size + within).flatten(1)
+    segment_TK = segment_T.unsqueeze(1).expand_as(entry_TK)
+    query_THD = dequantize_fp4_e8m0_ref(q_THB, q_scale)
+    key_TKD, exists_TK = _keys(pages, segment_TK, entry_TK, query_THD.shape[2])
+    scores = score_entries_ref(query_THD.unsqueeze(1), w_TH.unsqueeze(1), key_TKD).squeeze(1)
+    wanted = (blocks_TC >= 0).repeat_interleave(block_size, 1) & (entry_TK < visible_T.unsqueeze(1))
+    return scores.masked_fill(~(wanted & exists_TK), _MINUS_INF)
+
+
+def candidate_blocks_ref(
+    score_RE: Tensor, visible_R: Tensor, blocks: int, block_size: int, *, chunk: int = 8192
+) -> Tensor:
+    """The blocks whose union is ``candidate_mask_ref``: (R, blocks) int64 ascending, -1 where there are fewer."""
+    mask_RE = candidate_mask_ref(score_RE, visible_R, blocks, block_size)
+    chosen = mask_RE[:, ::block_size].float().masked_fill_(~mask_RE[:, ::block_size], _MINUS_INF)
+    return top_entries_ref(chosen, visible_R.new_full((len(visible_R),), chosen.shape[1]), blocks)
+
+
+def entries_of_slots_ref(slots_RK: Tensor, blocks_RC: Tensor, block_size: int) -> Tensor:
+    """Entries of slots chosen among a row's candidate scores (``score_blocks``): (R, K) int64, -1 stays."""
+    block = blocks_RC.gather(1, slots_RK.clamp(min=0) // block_size)
+    return torch.where(slots_RK < 0, slots_RK, block * block_size + slots_RK % block_size)
+
+
+def _keys(pages: IndexPages, segment: Tensor, entry: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Float32 keys (..., D) of entries of segments, and which of them have a page."""
+    place, within = entry // pages.entries_per_page, entry % pages.entries_per_page
+    inside = place < pages.table_SP.shape[1]
+    page = pages.table_SP[segment, place.clamp(max=pages.table_SP.shape[1] - 1)].long()
+    exists = inside & (page >= 0) & (page < len(pages.pages_PB))
+    page = torch.where(exists, page, 0)
+    parts = [
+        gather_rows_ref(pages.pages_PB, page, offset + within * nbytes, nbytes)
+        for offset, nbytes in ((pages.values_offset, dim // 2), (pages.scales_offset, dim // 32))
+    ]
+    return dequantize_fp4_e8m0_ref(*parts), exists
 
 
 def _mask_invisible(score_RE: Tensor, visible_R: Tensor) -> Tensor:

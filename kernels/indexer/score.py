@@ -7,19 +7,16 @@ depend on the shape of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 import triton
 import triton.language as tl
-from epdserve.kernels.indexer.pages import IndexPages
+from epdserve.kernels.indexer.pages import IndexPages, RowTiles
 from epdserve.kernels.launch import INDICES, LaunchRefusedError, check_contiguous, check_tensor
 from torch import Tensor
 
 BLOCK_ENTRIES: Final = 128
-ROWS_PER_TILE: Final = 64
 WARPS: Final = 8
 
 
@@ -157,22 +154,6 @@ def score_blocks_kernel(
     )  # fmt: skip
     score = _score_row(key, key_scale, q_ptr, q_scale_ptr, w_ptr, row, H, D)
     tl.store(out_ptr + row * slots + slot, tl.where(wanted & exists, score, float("-inf")), mask=inside)
-
-
-@dataclass(frozen=True, slots=True)
-class RowTiles:
-    """Runs of rows of one segment each: (tiles, 3) int32 of first row, number of rows, segment."""
-
-    table: Tensor
-
-    @classmethod
-    def of(cls, counts: Sequence[int], device: torch.device | str, most: int = ROWS_PER_TILE) -> RowTiles:
-        """Cut segments of ``counts`` consecutive rows into runs of at most ``most``; on the host, once a step."""
-        tiles, first = [], 0
-        for segment, count in enumerate(counts):
-            tiles += [(first + i, min(most, count - i), segment) for i in range(0, count, most)]
-            first += count
-        return cls(torch.tensor(tiles, dtype=torch.int32).view(-1, 3).to(device))
 
 
 def score_pages(

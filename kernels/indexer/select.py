@@ -196,9 +196,3 @@ def candidate_blocks(
 def warps(chunk: int) -> int:
     """Warps of a program with so many scores."""
     return max(1, min(16, chunk // 512))
-
-
-def entries_of_slots(slots_RK: Tensor, blocks_RC: Tensor, block_size: int) -> Tensor:
-    """Entries of slots chosen among a row's candidate scores (``score_blocks``): (R, K) int64, -1 stays."""
-    block = blocks_RC.gather(1, slots_RK.clamp(min=0) // block_size)
-    return torch.where(slots_RK < 0, slots_RK, block * block_size + slots_RK % block_size)

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from epdserve.kernels.launch import LaunchRefusedError, check_tensor
-from epdserve.kernels.linear.tiles import FEW_ROWS, MANY, MANY_ROWS, SPLIT_K, Tile, tile_product
+from epdserve.kernels.linear.tile import Tile
+from epdserve.kernels.linear.tiles import FEW_ROWS, MANY, MANY_ROWS, SPLIT_K, tile_product
 from epdserve.kernels.quant.codes import narrow
 from torch import Tensor
 

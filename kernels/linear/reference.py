@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from epdserve.kernels.linear.tile import Tile
+from epdserve.kernels.quant.reference import dequantize_fp8_blocks_ref, dequantize_fp8_ref
 from torch import Tensor
 
 _QUAD: Final = 4
@@ -57,3 +59,37 @@ def grouped_linear_ref(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:
 def _missing_rows(rows: int, least: int) -> int:
     """Rows to add for a multiple of four, at least ``least`` in all."""
     return max(-(-rows // _QUAD), -(-least // _QUAD)) * _QUAD - rows
+
+
+def linear_fp8_ref(
+    codes_TK: Tensor,
+    scale_TG: Tensor,
+    weight_NK: Tensor,
+    weight_scale: Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    tile: Tile | None = None,
+) -> Tensor:
+    """FP8 rows times an FP8 weight with 32x32 scales, both widened exactly: (T, N). ``tile`` means nothing here."""
+    x_TK = dequantize_fp8_ref(codes_TK, scale_TG)
+    return linear_ref(x_TK, dequantize_fp8_blocks_ref(weight_NK, weight_scale)).to(out_dtype)
+
+
+def linear_bf16_ref(
+    x_TK: Tensor, weight_NK: Tensor, *, out_dtype: torch.dtype = torch.bfloat16, tile: Tile | None = None
+) -> Tensor:
+    """bfloat16 rows times a bfloat16 weight: (T, N). ``tile`` means nothing here."""
+    return linear_ref(x_TK.float(), weight_NK.float()).to(out_dtype)
+
+
+def grouped_linear_fp8_ref(
+    x_TGK: Tensor,
+    weight_GNK: Tensor,
+    weight_scale: Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    tile: Tile | None = None,
+) -> Tensor:
+    """bfloat16 rows of G groups, each times its own FP8 weight: (T, G, N). ``tile`` means nothing here."""
+    wide = [dequantize_fp8_blocks_ref(*part) for part in zip(weight_GNK, weight_scale, strict=True)]
+    return grouped_linear_ref(x_TGK.float(), torch.stack(wide)).to(out_dtype)

@@ -6,7 +6,8 @@ from typing import Final
 
 from epdserve.kernels.catalogue import HIDDEN, Entry, Work
 from epdserve.kernels.linear.block_linear import add_splits_kernel, linear_kernel
-from epdserve.kernels.linear.tiles import FEW_ROWS, MANY_ROWS, SPLIT_K, Tile
+from epdserve.kernels.linear.tile import Tile
+from epdserve.kernels.linear.tiles import FEW_ROWS, MANY_ROWS, SPLIT_K
 
 _SIZES: Final = (
     "outputs inputs stride_wg stride_w stride_wsg stride_ws stride_xg stride_x stride_xs "

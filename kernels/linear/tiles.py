@@ -10,27 +10,16 @@ two stored values are exact in float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import triton
 import triton.language as tl
+from epdserve.kernels.linear.tile import Tile
 from epdserve.kernels.quant.codes import e4m3_value, e8m0_value
 
 SPLIT_K: Final = 1280  # a multiple of every BLOCK_K: 5120 of the model's K are four splits
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # its bf16 products are wrong: widen first
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Sizes of a program's tile: weight rows, input rows, and the step along K."""
-
-    n: int
-    t: int
-    k: int
-    warps: int
-    stages: int
 
 
 FEW_ROWS: Final = Tile(n=64, t=16, k=128, warps=4, stages=4)

@@ -13,14 +13,12 @@ import torch
 import triton
 import triton.language as tl
 from epdserve.kernels.launch import LaunchRefusedError, check_contiguous, check_tensor
-from epdserve.kernels.linear.tiles import SPLIT_K, Tile, tile_product
-from epdserve.kernels.moe.route_rows import ExpertPlan
+from epdserve.kernels.linear.tile import Tile
+from epdserve.kernels.linear.tiles import SPLIT_K, tile_product
+from epdserve.kernels.moe.plan import ExpertPlan, tile_of
 from epdserve.kernels.quant.codes import e4m3_code, fp8_scale_bits, magnitude_bits, narrow
 from torch import Tensor
 
-FEW_ROWS: Final = Tile(n=64, t=16, k=128, warps=4, stages=4)  # decode: a few rows an expert
-MANY_ROWS: Final = Tile(n=128, t=64, k=128, warps=8, stages=3)  # prefill
-MANY: Final = 32  # rows an expert on average, from which the large tile is used
 _GROUPS: Final = 8  # of 32 channels, of a program that quantises
 
 
@@ -130,11 +128,6 @@ def combine_kernel(
     tl.store(out_ptr + token * channels + channel, narrow(total, out_ptr.dtype.element_ty), mask=inside)
 
 
-def expert_tile(pairs: int, num_experts: int) -> Tile:
-    """Tile of both products of a step with so many (token, choice) pairs."""
-    return MANY_ROWS if pairs >= MANY * num_experts else FEW_ROWS
-
-
 def expert_product(
     codes_TK: Tensor,
     scale_TG: Tensor,
@@ -143,22 +136,23 @@ def expert_product(
     plan: ExpertPlan,
     *,
     gather: bool,
-    tile: Tile,
+    tile: Tile | None = None,
 ) -> Tensor:
     """Each place's row times its expert: (P, N) bfloat16 in the order of the plan.
 
     Args:
         codes_TK, scale_TG: E4M3 bytes (rows, K) and UE8M0 bytes (rows, K / 32): a row a token, or a row a place.
         weight_ENK, weight_scale: (E, N, K / 2) packed E2M1 and (E, N, K / 32) UE8M0.
-        plan: Of tiles of ``tile.t`` rows.
+        plan: Of tiles of ``tile.t`` rows, if a tile is given.
         gather: Rows are tokens, found through the plan; otherwise places.
-        tile: Sizes of a program's tile; results have the same bits with any.
+        tile: Another tile than the plan's; results have the same bits with any.
 
     Raises:
         LaunchRefusedError: A dtype, shape or stride that the kernel does not take.
 
     Numerics: exact products, float32 sums in the order of linear/tiles.py, one rounding. Error as ``linear_fp8``.
     """
+    tile = tile or tile_of(plan)
     rows, inputs = codes_TK.shape
     experts, outputs, half = weight_ENK.shape
     check_tensor("codes_TK", codes_TK, (torch.uint8,), (None, None))

@@ -6,7 +6,6 @@ for the most tiles there can be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,6 +18,7 @@ from epdserve.kernels.launch import (
     check_tensor,
     next_power_of_2,
 )
+from epdserve.kernels.moe.plan import ExpertPlan, expert_tile
 from torch import Tensor
 
 _SCAN: Final = 1024  # pairs that a program looks at together
@@ -143,38 +143,21 @@ def route(logits_TE: Tensor, bias_E: Tensor, top_k: int, scaling: float) -> tupl
     return chosen, weights
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertPlan:
-    """Pairs (token, choice), numbered token * k + choice, in the order of their experts.
-
-    Attributes:
-        order_P: (P,) int32, the pair at each place.
-        place_P: (P,) int32, the place of each pair.
-        tiles: (most tiles, 3) int32: expert, first place, number of places; expert -1 = no tile.
-        top_k: Choices of a token.
-        tile_rows: Places of a tile at most.
-    """
-
-    order_P: Tensor
-    place_P: Tensor
-    tiles: Tensor
-    top_k: int
-    tile_rows: int
-
-
-def plan_experts(experts_Tk: Tensor, num_experts: int, tile_rows: int) -> ExpertPlan:
+def plan_experts(experts_Tk: Tensor, num_experts: int, tile_rows: int | None = None) -> ExpertPlan:
     """Sort pairs by expert; stable, without atomics, so always the same.
 
     Args:
         experts_Tk: (T, k) int32 or int64, contiguous; out of range = no place (its ``place_P`` is -1).
         num_experts: At most 4,095.
-        tile_rows: Rows of a tile of the grouped product.
+        tile_rows: Rows of a tile of the grouped product; what suits their number if None.
 
     Raises:
         LaunchRefusedError: A dtype, shape or stride that the kernel does not take.
     """
     check_tensor("experts_Tk", experts_Tk, INDICES, (None, None))
     check_contiguous("experts_Tk", experts_Tk)
+    if tile_rows is None:
+        tile_rows = expert_tile(experts_Tk.numel(), num_experts).t
     if not 0 < num_experts < 4096 or tile_rows <= 0:
         raise LaunchRefusedError(f"cannot plan {num_experts} experts in tiles of {tile_rows} rows")
     pairs, device = experts_Tk.numel(), experts_Tk.device

@@ -6,13 +6,8 @@ from typing import Final
 
 from epdserve.kernels.catalogue import HIDDEN, Entry, Work
 from epdserve.kernels.linear.tiles import SPLIT_K
-from epdserve.kernels.moe.experts import (
-    FEW_ROWS,
-    MANY_ROWS,
-    combine_kernel,
-    expert_product_kernel,
-    swiglu_quantize_kernel,
-)
+from epdserve.kernels.moe.experts import combine_kernel, expert_product_kernel, swiglu_quantize_kernel
+from epdserve.kernels.moe.plan import FEW_ROWS, MANY_ROWS
 from epdserve.kernels.moe.route_rows import plan_kernel, route_kernel
 
 _EXPERTS: Final = 384

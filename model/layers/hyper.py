@@ -1,11 +1,27 @@
 """Single-Pass hyper-connection around one sub-block (spec/backbone 2.3-2.4)."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from epdserve.kernels.mhc import collapse, expand, hyper_coefficients
+from epdserve.kernels.mhc import advance, collapse, hyper_coefficients
 from epdserve.kernels.norm import rms_norm
 from epdserve.model.config import ModelConfig
+from epdserve.model.layers.arithmetic import Arithmetic
+from epdserve.model.layers.residual import Residual, Update
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """Streams before a sub-block, and the coefficients predicted from them."""
+
+    streams_TnD: torch.Tensor
+    carried_Tn: torch.Tensor
+    post_Tn: torch.Tensor
+    comb_Tnn: torch.Tensor
+
+    def leave(self, out_TD: torch.Tensor) -> Residual:
+        """After the sub-block gave ``out_TD``."""
+        return Residual(self.streams_TnD, self.carried_Tn, Update(out_TD, self.post_Tn, self.comb_Tnn))
 
 
 class HyperConnection:
@@ -15,32 +31,27 @@ class HyperConnection:
     on. ``name`` is ``attn`` or ``ffn``.
     """
 
-    def __init__(
-        self, config: ModelConfig, layer: int, name: str, weights: Mapping[str, torch.Tensor]
-    ) -> None:
-        prefix = f"layers.{layer}."
-        self.fn = weights[f"{prefix}hc_{name}_fn"].float()
-        self.scale = weights[f"{prefix}hc_{name}_scale"].float()
-        self.base = weights[f"{prefix}hc_{name}_base"].float()
-        self.norm = weights[f"{prefix}{name}_norm.weight"]
-        self.iters, self.hc_eps, self.eps = (
-            config.text.hc_sinkhorn_iters,
-            config.text.hc_eps,
-            config.text.rms_norm_eps,
-        )
+    def __init__(self, config: ModelConfig, layer: int, name: str, math: Arithmetic) -> None:
+        prefix, text = f"layers.{layer}.", config.text
+        self.fn = math.tensor(f"{prefix}hc_{name}_fn").float()
+        self.scale = math.tensor(f"{prefix}hc_{name}_scale").float()
+        self.base = math.tensor(f"{prefix}hc_{name}_base").float()
+        self.norm = math.tensor(f"{prefix}{name}_norm.weight")
+        self.iters, self.hc_eps, self.eps = text.hc_sinkhorn_iters, text.hc_eps, text.rms_norm_eps
 
-    def collapse(self, streams_TnD: torch.Tensor, carried_Tn: torch.Tensor) -> torch.Tensor:
-        """(T, n, hidden), (T, n) -> (T, hidden): the normed input of the sub-block."""
-        return rms_norm(collapse(streams_TnD, carried_Tn), self.norm, self.eps)
+    def look(self, residual: Residual) -> torch.Tensor:
+        """(T, hidden): the normed input of the sub-block. The residual is settled."""
+        return rms_norm(collapse(residual.streams_TnD, residual.carried_Tn), self.norm, self.eps)
 
-    def coefficients(self, streams_TnD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(carried on, post, comb) predicted from the un-collapsed streams, float32."""
-        return hyper_coefficients(
-            streams_TnD, self.fn, self.scale, self.base, self.iters, self.hc_eps, self.eps
-        )
-
-    def expand(
-        self, streams_TnD: torch.Tensor, y_TD: torch.Tensor, post_Tn: torch.Tensor, comb_Tnn: torch.Tensor
-    ) -> torch.Tensor:
-        """The streams after the sub-block, in their type."""
-        return expand(streams_TnD, y_TD, post_Tn, comb_Tnn)
+    def enter(self, residual: Residual) -> tuple[torch.Tensor, Entered]:
+        """The normed input of the sub-block (T, hidden), and what spreads its output."""
+        streams, carried, update = residual.streams_TnD, residual.carried_Tn, residual.update
+        predictor = (self.fn, self.scale, self.base, self.iters, self.hc_eps, self.eps)
+        if update is None:
+            coefficients = hyper_coefficients(streams, *predictor)
+            collapsed = collapse(streams, carried)
+        else:
+            streams, collapsed, coefficients = advance(
+                streams, update.out_TD, update.post_Tn, update.comb_Tnn, carried, *predictor
+            )
+        return rms_norm(collapsed, self.norm, self.eps), Entered(streams, *coefficients)

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 FAMILIES = {
-    "attention": ["sink_attention"],
+    "attention": ["sink_attention", "sparse_attention"],
     "cache_ops": ["gather_rows", "scatter_rows", "write_index_k", "write_main_kv", "write_window_kv"],
     "checksum": [
         "HOST_CHECKSUM_KERNEL",
@@ -19,8 +19,16 @@ FAMILIES = {
     ],
     "compress": ["pool_entries", "pool_pairs"],
     "engram": ["engram_gate", "ngram_rows"],
-    "indexer": ["candidate_mask", "score_entries", "top_entries"],
-    "linear": ["grouped_linear", "linear"],
+    "indexer": [
+        "candidate_blocks",
+        "candidate_mask",
+        "entries_of_slots",
+        "score_blocks",
+        "score_entries",
+        "score_pages",
+        "top_entries",
+    ],
+    "linear": ["grouped_linear", "grouped_linear_fp8", "linear", "linear_bf16", "linear_fp8"],
     "mhc": [
         "advance",
         "coefficients_from_mixes",
@@ -29,7 +37,7 @@ FAMILIES = {
         "hyper_coefficients",
         "sinkhorn",
     ],
-    "moe": ["route", "swiglu"],
+    "moe": ["combine", "expert_product", "plan_experts", "route", "swiglu", "swiglu_quantize"],
     "norm": ["rms_norm"],
     "quant": [
         "decode_e2m1",

@@ -42,7 +42,7 @@ def test_only_the_last_window_of_a_long_chunk_is_written_to_the_ring() -> None:
 def test_a_pair_that_spans_two_steps_takes_its_first_half_from_the_slot() -> None:
     entries = build(Segment(TOKENS, 9, 4, [5, 6], 0)).entries[2]
     assert entries.closing_N.tolist() == [0, 2]
-    assert entries.from_slot_N.tolist() == [True, False]
+    assert entries.opened_in_N.tolist() == [0, -1]
     assert entries.pages_N.tolist() == [6, 6]
     assert entries.entries_N.tolist() == [0, 1]
     assert entries.store_rows_M.tolist() == [3]

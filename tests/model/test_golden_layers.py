@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from epdserve.model.backbone import Backbone
-from epdserve.model.entry_codec import entry_codec
 from epdserve.model.layers.block import Residual
 from epdserve.model.layers.context import ForwardContext
 from epdserve.model.logits import LogitsPlan, LogitsRun
@@ -43,7 +42,7 @@ def run_layers(backbone: Backbone, arrays: dict[str, torch.Tensor]) -> LayerRun:
     recorder = record(backbone)
     run = LogitsRun(backbone, ids_of(arrays, "ids"), LogitsPlan(), block_tokens=16)
     batch = batch_of(run, 0, LENGTH)
-    context = ForwardContext(batch, run.pools, entry_codec(run.layout.entry_format), backbone.precision)
+    context = ForwardContext(batch, run.pools, backbone.caches(batch, run.pools))
     residual = backbone.encoder._enter(batch)
     with torch.inference_mode():
         for block in blocks(backbone):

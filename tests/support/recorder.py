@@ -8,6 +8,7 @@ import torch
 from epdserve.model.backbone import Backbone
 from epdserve.model.layers.block import Block, Residual
 from epdserve.model.layers.context import ForwardContext
+from epdserve.model.layers.wide_caches import WideCaches
 
 
 @dataclass
@@ -53,15 +54,17 @@ def _wrap_block(block: Block, recorder: Recorder) -> None:
         setattr(owner, name, wrapped)
 
     def keep_residual(result: Residual, *args: Any) -> None:
-        recorder.streams[layer] = result.streams_TnD.clone()
+        recorder.streams[layer] = result.settled().streams_TnD.clone()
         recorder.carried[layer] = result.carried_Tn.clone()
 
     def keep_selection(result: None, x: Any, qr: Any, rows: Any, context: ForwardContext) -> None:
         assert block.attention.indexer is not None
-        recorder.entries[layer] = context.selections[layer].entries_TK.clone()
+        recorder.entries[layer] = context.caches.entries(layer).clone()
+        if not isinstance(context.caches, WideCaches):
+            return
         visible_T = (rows.positions_T + 1) // block.spec.ratio
-        q, w = block.attention.indexer.queries(x, qr, rows, context)
-        scores = block.attention.indexer.scores(q, w, visible_T, 0, rows.groups[0], context).flatten(0, 1)
+        query = context.caches.round_queries(block.attention.indexer.queries(x, qr, rows))
+        scores = context.caches.scores(block.spec, query, visible_T, 0, rows.groups[0]).flatten(0, 1)
         hidden = torch.arange(scores.shape[1]) >= visible_T[rows.groups[0].rows_SQ.flatten()][:, None]
         recorder.scores[layer] = scores.masked_fill(hidden, float("-inf"))
 
@@ -84,18 +87,17 @@ def _wrap_block(block: Block, recorder: Recorder) -> None:
 
 
 def _wrap_moe(block: Block, recorder: Recorder, layer: int) -> None:
-    # MoE is called as a function, which Python looks up on the class: replace the object by a wrapper.
-    moe = block.moe
-    routed = moe._routed
+    # MoE and its experts are called as functions, which Python looks up on the class: replace the objects by wrappers.
+    moe, experts = block.moe, block.moe.experts
 
-    def keep_route(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        recorder.experts[layer], recorder.expert_weights[layer] = experts.clone(), weights.clone()
-        return routed(x, experts, weights)
+    def keep_route(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        recorder.experts[layer], recorder.expert_weights[layer] = chosen.clone(), weights.clone()
+        return experts(x, chosen, weights)
 
     def call(x: torch.Tensor, is_image: torch.Tensor) -> torch.Tensor:
         out = moe(x, is_image)
         recorder.ffn_out[layer] = out.clone()
         return out
 
-    moe._routed = keep_route  # type: ignore[method-assign]
+    moe.experts = keep_route
     block.moe = call  # type: ignore[assignment]

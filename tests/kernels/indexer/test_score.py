@@ -3,9 +3,9 @@
 import pytest
 import torch
 from epdserve.kernels.indexer import score
-from epdserve.kernels.indexer.pages import IndexPages
+from epdserve.kernels.indexer.pages import IndexPages, RowTiles
 from epdserve.kernels.indexer.reference import score_entries_ref
-from epdserve.kernels.indexer.score import RowTiles, score_blocks, score_pages
+from epdserve.kernels.indexer.score import score_blocks, score_pages
 from epdserve.kernels.launch import LaunchRefusedError
 from epdserve.kernels.quant.reference import dequantize_fp4_e8m0_ref, quantize_fp4_e8m0_ref
 from support.kernel_rows import randn

@@ -5,7 +5,7 @@ import torch
 from epdserve.kernels.launch import LaunchRefusedError
 from epdserve.kernels.linear import block_linear
 from epdserve.kernels.linear.block_linear import grouped_linear_fp8, linear_bf16, linear_fp8
-from epdserve.kernels.linear.tiles import Tile
+from epdserve.kernels.linear.tile import Tile
 from epdserve.kernels.quant.reference import (
     dequantize_fp8_blocks_ref,
     dequantize_fp8_ref,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from epdserve.kernels.launch import LaunchRefusedError
-from epdserve.kernels.linear.tiles import Tile
+from epdserve.kernels.linear.tile import Tile
 from epdserve.kernels.moe import experts as experts_module
 from epdserve.kernels.moe.experts import combine, expert_product, swiglu_quantize
 from epdserve.kernels.moe.reference import swiglu_ref
