@@ -166,7 +166,7 @@ def pool_entries(
         open_S2D: (slots, 2, D) float32, contiguous, changed: content and gate of the token that opened a group.
         opening_N, closing_N: (N,) rows of each entry's two tokens; ``opening`` means nothing where there is a slot.
         slot_N: (N,) slot whose kept token opened the entry; negative for a row of this step.
-        keep_slot_M, keep_row_M: (M,) slots that keep a row, none twice.
+        keep_slot_M, keep_row_M: (M,) slots that keep a row, none twice; a negative one keeps nothing.
 
     Raises:
         LaunchRefusedError: As ``pool_pairs``; an index out of range, where indices are looked at (see ``launch``).
@@ -182,9 +182,12 @@ def pool_entries(
     ):
         check_tensor(name, index, INDICES, (closing_N.numel(),), like=content_TD)
         check_indices(name, index, limit=limit, least=least)
-    for name, index, limit in (("keep_slot", keep_slot_M, slots), ("keep_row", keep_row_M, rows)):
+    for name, index, limit, least in (
+        ("keep_slot", keep_slot_M, slots, -(2**62)),
+        ("keep_row", keep_row_M, rows, 0),
+    ):
         check_tensor(name, index, INDICES, (keep_row_M.numel(),), like=content_TD)
-        check_indices(name, index, limit=limit)
+        check_indices(name, index, limit=limit, least=least)
     out = torch.empty(closing_N.numel(), channels, dtype=torch.float32, device=content_TD.device)
     block = min(_BLOCK, next_power_of_2(channels))
     shape = {

@@ -33,7 +33,7 @@ def pool_entries_ref(
         open_S2D: (slots, 2, D) float32, changed: content and gate of the token that opened a group.
         opening_N, closing_N: (N,) rows of each entry's two tokens; ``opening`` means nothing where there is a slot.
         slot_N: (N,) slot whose kept token opened the entry, when the group spans two steps; negative for a row.
-        keep_slot_M, keep_row_M: (M,) slots that keep a row of this step, none twice.
+        keep_slot_M, keep_row_M: (M,) slots that keep a row of this step, none twice; a negative one keeps nothing.
     """
     kept = (slot_N >= 0).unsqueeze(1)
     stored_N2D = open_S2D[slot_N.clamp(min=0)] if open_S2D.shape[0] else open_S2D.new_zeros(len(slot_N), 2, 1)
@@ -41,5 +41,7 @@ def pool_entries_ref(
     c0 = torch.where(kept, stored_N2D[:, 0], content_TD[opening_N])
     z0 = torch.where(kept, stored_N2D[:, 1], gate_TD[opening_N])
     entries = pool_pairs_ref(c0, z0, content_TD[closing_N], gate_TD[closing_N])
+    if keep_slot_M.numel() and bool((keep_slot_M < 0).any()):
+        keep_slot_M, keep_row_M = keep_slot_M[keep_slot_M >= 0], keep_row_M[keep_slot_M >= 0]
     open_S2D[keep_slot_M] = torch.stack((content_TD[keep_row_M], gate_TD[keep_row_M]), dim=1)
     return entries

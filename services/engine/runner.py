@@ -18,6 +18,7 @@ from epdserve.kvstore.slots import Slot, SlotPool
 from epdserve.kvstore.types import HOST_MEMORY, BlockHash, MemoryRegion, PageId
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs
+from epdserve.model.decode_graphs import DecodeGraphs
 from epdserve.model.pools import KVPools, aligned_bytes
 from epdserve.model.replay import CanonicalCuts, Halo
 from epdserve.model.tail import TailLayout, read_tail, write_tail
@@ -55,6 +56,7 @@ class Runner:
 
     Attributes:
         blocks: Pages of global KV.
+        graphs: Decode steps as captured graphs, where there are any; a step of decode rows runs as one.
         cuts: Of deterministic prefills.
         names, deterministic_names: What blocks are called; those of deterministic requests are a world of their own.
         state_slots: One for each request in the batch.
@@ -96,6 +98,7 @@ class Runner:
         bits = f"{backend_bits(backbone.device)}; cuts {every}; slack {self.slack}"
         self.deterministic_names = self._names(bits, deterministic=True)
         self._shape = backbone.batch_shape(self.layout)
+        self.graphs = DecodeGraphs.of(backbone, self.pools, most_rows=settings.max_running)
 
     def _names(self, backend: str, *, deterministic: bool) -> CacheNames:
         backbone = self.backbone
@@ -145,8 +148,10 @@ class Runner:
             ForwardStopped: ``unwanted`` said so. No request has advanced; what they hold is good for nothing.
         """
         segments = [part.request.segment(part.rows, part.outputs) for part in parts]
-        batch = ForwardBatch.build(segments, self._shape, self.backbone.device)
-        exit_RD = self.backbone.forward(batch, self.pools, unwanted=unwanted)
+        exit_RD = self.graphs.forward(segments) if self.graphs is not None else None
+        if exit_RD is None:
+            batch = ForwardBatch.build(segments, self._shape, self.backbone.device)
+            exit_RD = self.backbone.forward(batch, self.pools, unwanted=unwanted)
         for part in parts:
             part.request.next_row += part.rows
         self.seal_filled(part.request for part in parts)

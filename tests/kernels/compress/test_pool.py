@@ -82,8 +82,8 @@ def test_bad_arguments_are_refused_with_their_value() -> None:
         pool_entries(content, content, slots, one, -one, one + 1, NONE, NONE)
     with pytest.raises(LaunchRefusedError, match="slot holds 1, of 1"):
         pool_entries(content, content, slots, one, one, one, NONE, NONE)
-    with pytest.raises(LaunchRefusedError, match="keep_slot holds -1, below 0"):
-        pool_entries(content, content, slots, NONE, NONE, NONE, -one, one)
+    with pytest.raises(LaunchRefusedError, match="keep_slot holds 1, of 1"):
+        pool_entries(content, content, slots, NONE, NONE, NONE, one, one)
     with pytest.raises(LaunchRefusedError, match=r"got torch\.bfloat16"):
         pool_pairs(content.bfloat16(), content, content, content)
 
