@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from epdserve.model.backbone import Backbone
 from epdserve.model.batch import ForwardBatch, Outputs, Segment
+from epdserve.model.decode_graphs import DecodeGraphs
 from epdserve.model.demo.writer import write_demo_model
 from epdserve.model.logits import LogitsPlan, LogitsRun
 from epdserve.model.pools import KVPools
 from epdserve.model.precision import Precision
+from epdserve.model.weights import WeightForm
 from safetensors.torch import load_file
 
 Row = tuple[str, str, str]
@@ -59,11 +61,11 @@ class _Requests:
         self.ids = rng.integers(3, backbone.config.text.vocab_size, (count, tokens))
         self.pages = np.arange(pages * count).reshape(count, pages).tolist()
 
+    def segments(self, start: int, rows: int, members: range) -> list[Segment]:
+        return [Segment(self.ids[i], start, rows, self.pages[i], i, outputs=Outputs.LAST) for i in members]
+
     def forward(self, start: int, rows: int, members: range) -> torch.Tensor:
-        segments = [
-            Segment(self.ids[i], start, rows, self.pages[i], i, outputs=Outputs.LAST) for i in members
-        ]
-        batch = ForwardBatch.build(segments, self.shape, self.backbone.device)
+        batch = ForwardBatch.build(self.segments(start, rows, members), self.shape, self.backbone.device)
         return self.backbone.logits(self.backbone.forward(batch, self.pools))
 
 
@@ -105,8 +107,53 @@ def _median_s(backbone: Backbone, step: Callable[[], torch.Tensor]) -> float:
     return float(np.median(times))
 
 
+def check_packed(golden: Path, device: str) -> Iterator[Row]:
+    """The packed way on the tiny model: golden figures of ``native``, batch invariance, and graphs on and off."""
+    backbone = Backbone.load(golden, precision=Precision.NATIVE, device=device, form=WeightForm.STORED)
+    arrays = load_file(golden / "native.safetensors")
+    logits = LogitsRun(backbone, arrays["t37.ids"].numpy().astype(np.int64), LogitsPlan()).run()
+    expected = arrays["t37.logits"]
+    cosine = float(torch.nn.functional.cosine_similarity(logits, expected, dim=1).min())
+    same = float((logits.argmax(1) == expected.argmax(1)).float().mean())
+    right = cosine > 0.95 and same >= 0.7  # tests/golden/README.md
+    figures = f"{cosine:.3f}, {same:.2f}"
+    yield "packed, golden t37: least cosine of a row, best tokens", figures, "ok" if right else "FAILED"
+    yield check_batch_invariance(backbone)
+    yield from _graphs(backbone)
+
+
+def _graphs(backbone: Backbone) -> Iterator[Row]:
+    """Bits and times of decode steps as captured graphs and as they are launched one by one."""
+    for batch in (1, 8, 32):
+        plain, captured = (_Requests(backbone, batch, 512) for _ in range(2))
+        for requests in (plain, captured):
+            requests.forward(0, 200, range(batch))
+        graphs = DecodeGraphs.of(backbone, captured.pools, most_rows=batch)
+        if graphs is None:
+            yield f"packed, decode step of {batch} rows as a graph", "", "no graphs here"
+            return
+
+        def replayed(
+            start: int, graphs: DecodeGraphs = graphs, of: _Requests = captured, n: int = batch
+        ) -> torch.Tensor:
+            exit_RD = graphs.forward(of.segments(start, 1, range(n)))
+            assert exit_RD is not None
+            return backbone.logits(exit_RD)
+
+        other = sum(
+            int((replayed(at) != plain.forward(at, 1, range(batch))).any(dim=1).sum())
+            for at in (200, 201, 202)
+        )
+        yield f"packed, {batch} rows: other bits as a graph", str(other), "FAILED" if other else "ok"
+        slow = _median_s(backbone, lambda r=plain, n=batch: r.forward(203, 1, range(n)))  # type: ignore[misc]
+        fast = _median_s(backbone, lambda run=replayed: run(203))  # type: ignore[misc]
+        times = f"{1e3 * slow:.2f} ms, {1e3 * fast:.2f} ms"
+        yield f"packed, decode step of {batch} rows, tiny model: plain, graph", times, f"{slow / fast:.1f}x"
+
+
 def check_model(golden: Path, device: str) -> Iterator[Row]:
     """Goldens of the tiny model, batch invariance and step times of the demo model."""
+    yield from check_packed(golden, device)
     yield from check_goldens(golden, device)
     with tempfile.TemporaryDirectory() as directory:
         write_demo_model(Path(directory) / "demo")

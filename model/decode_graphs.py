@@ -7,7 +7,7 @@ are laid out for the longest context there can be, and a short one should not pa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from epdserve.model.backbone import Backbone
@@ -57,7 +57,7 @@ class DecodeGraphs:
         self._row_steps = ladder(most_rows)
         self._page_steps = ladder(most_pages, least=min(_LEAST_PAGES, most_pages))
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._memory: tuple[int, int] | None = None  # shared by all graphs: they never run at once
+        self._memory: Any = None  # a pool's handle, shared by all graphs: they never run at once
         self.replayed = 0
 
     @staticmethod

@@ -23,6 +23,10 @@ def test_the_dry_run_checks_every_kernel_and_layer(tmp_path: Path) -> None:
         "index scores",
         "top entries",
         "sparse attention",
+        "pack window",
+        "mhc advance",
+        "engram hash",
+        "verify drafts",
         "40 layers",
         "replay",
     ):
