@@ -134,14 +134,18 @@ def _advance(rows: int, shapes: Shapes, device: str) -> Case:
     post, pre = torch.rand(rows, copies, device=device), torch.rand(rows, copies, device=device)
     comb = sinkhorn_ref(torch.randn(rows, copies, copies, device=device), _SINKHORN, 1e-6).contiguous()
     fn = torch.randn(mixes, copies * hidden, device=device) * hidden**-0.5
-    constants = fn, torch.ones(3, device=device), torch.randn(mixes, device=device), _SINKHORN, 1e-6, _EPS
+    scale, base = torch.ones(3, device=device), torch.randn(mixes, device=device)
+
+    def run(rows: slice) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+        given = (streams[rows], out[rows], post[rows], comb[rows], pre[rows])
+        return advance(*given, fn, scale, base, _SINKHORN, 1e-6, _EPS)
 
     def check() -> str:
         some = slice(0, shapes.checked_rows)
-        given = (streams, out, post, comb, pre)
-        new, collapsed, coefficients = advance(*given, *constants)
-        exact = advance_ref(*(part[some].float() for part in given), *constants)
-        alone = advance(*(part[:1] for part in given), *constants)
+        new, collapsed, coefficients = run(slice(None))
+        wide = (streams[some].float(), out[some].float(), post[some], comb[some], pre[some])
+        exact = advance_ref(*wide, fn, scale, base, _SINKHORN, 1e-6, _EPS)
+        alone = run(slice(0, 1))
         return first_problem(
             compare(new[some], exact[0], exact[0].abs().double() * _ROUNDING + 1e-5),
             compare(collapsed[some], exact[1], exact[1].abs().double() * 4 * _ROUNDING + 0.05),
@@ -152,7 +156,7 @@ def _advance(rows: int, shapes: Shapes, device: str) -> Case:
 
     moved = 4 * rows * hidden * (copies + 1)
     flops = rows * copies * hidden * (2 * (copies + 1) + 2 + 2 * mixes)
-    return Case(lambda: advance(streams, out, post, comb, pre, *constants), check, float(moved), float(flops))
+    return Case(lambda: run(slice(None)), check, float(moved), float(flops))
 
 
 def _pool(rows: int, shapes: Shapes, device: str) -> Case:
