@@ -106,7 +106,9 @@ def main(
         rows = asyncio.run(
             _decide(scene, decisions, tenants=tenants, every=max(1, round(rate * _READ_EVERY_S)))
         )
-    rows["naming the blocks, in another thread"] = [_named_s(prompt) for prompt in scene.prompts * 4]
+    rows["naming the blocks, in another thread"] = [
+        _named_s(prompt) for _ in range(4) for prompt in scene.prompts
+    ]
     rows["of it place() alone"] = _placed_s(scene, tokens, min(decisions, 500))
     for name, seconds in rows.items():
         ranked = sorted(seconds)
@@ -192,15 +194,13 @@ def _named_s(prompt: TokenIds) -> float:
 
 def _infos(count: int, draw: Random) -> list[WorkerInfo]:
     def info(name: str, role: WorkerRole, machine: int, **more: Any) -> WorkerInfo:
-        fields = {
-            "worker": name,
-            "role": role,
-            "machine": f"m{machine:04}",
+        fields: dict[str, Any] = {
             "queued_tokens": draw.randrange(100_000),
+            "running": draw.randrange(50),
+            **more,
         }
-        return replace(
-            _WORKER, running=draw.randrange(50), free_pages=draw.randrange(1_000_000), **fields, **more
-        )
+        free = draw.randrange(1_000_000)
+        return replace(_WORKER, worker=name, role=role, machine=f"m{machine:04}", free_pages=free, **fields)
 
     return [
         *(

@@ -44,8 +44,8 @@ class ClusterSpec:
     decode_tokens: int = 240_000_000
     heartbeat_s: float = 0.25
     routers: int = 2
-    lease_s: float = 5.0
     faults: tuple[Fault, ...] = ()
+    lease_s: float = 5.0
 
     @property
     def machine_count(self) -> int:

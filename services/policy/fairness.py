@@ -113,11 +113,10 @@ class ServiceMeter:
         if self._news > _NEWS * self._total * kept:
             names = list({**self._tenants, **self._peers})
             nothing = [0.0, 0.0, now]
-            rows = floats([self._tenants.get(name, nothing) for name in names])
+            rows = np.array([self._tenants.get(name, nothing) for name in names], dtype=np.float64)
             ages = np.maximum(0.0, now - rows[:, 2:])
-            sums = rows[:, :2] * 0.5 ** (ages / self._half_life_s) + floats(
-                [self._peers.get(name, (0.0, 0.0)) for name in names]
-            )
+            elsewhere = np.array([self._peers.get(name, (0.0, 0.0)) for name in names], dtype=np.float64)
+            sums = rows[:, :2] * np.exp2(-ages / self._half_life_s) + elsewhere
             self._total, self._news, self._level_at = float(sums[:, 1].sum()), 0.0, now
             weighed = floats([_weight(weights, name) for name in names])
             self._level, kept = water_level(sums.max(axis=1), weighed, self._total), 1.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from epdserve.loadtest.simulator.planner import Planner
+from epdserve.loadtest.simulator.run import Simulation
 from epdserve.loadtest.simulator.scenario import ScenarioError, ScenarioFile, read_scenario
 from epdserve.loadtest.simulator.sweep import sweep
 from epdserve.loadtest.svg import Line, lines
@@ -144,3 +145,12 @@ def test_the_scenarios_that_ship_are_valid() -> None:
 def test_a_plot_of_nothing_is_an_empty_frame() -> None:
     assert "<svg" in lines("none", "x", "y", [])
     assert "polyline" in lines("one", "x", "y", [Line("a", [1.0], [0.0])])
+
+
+def test_faults_of_a_file_happen(tmp_path: Path) -> None:
+    death = '[[faults]]\nrole = "prefill"\nworker = 0\nat_s = 0.5\nuntil_s = 60.0\ndies = true\n'
+    file = read_scenario(scenario_file(tmp_path, more=death))
+    (fault,) = file.spec().faults
+    assert (fault.role, fault.worker, fault.dies, file.spec().lease_s) == ("prefill", 0, True, 5.0)
+    run = Simulation(file.spec(), file.make_policy(1), file.workload(8.0, 1)).run()
+    assert any(job is not None and job.retries for job in run.jobs)
