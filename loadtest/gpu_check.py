@@ -149,7 +149,7 @@ def run_steps(report: Report, timer: Timer, device: str, shapes: Shapes, until: 
             report.add(row)
 
 
-def run_model(report: Report, golden: Path, device: str, *, dry_run: bool) -> None:
+def run_model(report: Report, golden: Path, device: str, until: float, *, dry_run: bool) -> None:
     """Goldens, batch invariance and step times of the model as workers run it; not in a dry run, tests do that."""
 
     def rows() -> Row | None:
@@ -160,6 +160,8 @@ def run_model(report: Report, golden: Path, device: str, *, dry_run: bool) -> No
             report.add(
                 Row(f"model: {what}: {measured}" + (f", {note}" if right else ""), "ok" if right else note)
             )
+            if time.monotonic() > until:
+                return Row("model", "no time left")
         return None
 
     if not dry_run:
@@ -191,8 +193,8 @@ def main(
         chosen = ((name, make) for name, make in case_makers(shapes, device) if only in name)
         run_cases(chosen, report, timer, ceilings, until)
         if not only:
+            run_model(report, golden, device, until, dry_run=dry_run)
             run_steps(report, timer, device, shapes, until)
-            run_model(report, golden, device, dry_run=dry_run)
     if report.failed:
         raise typer.Exit(1)
 

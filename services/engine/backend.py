@@ -3,6 +3,7 @@
 import platform
 from functools import cache
 from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -40,9 +41,17 @@ def _sources() -> str:
 def _device(device: torch.device) -> str:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        return f"{torch.cuda.get_device_name(device)} {major}.{minor}, CUDA {torch.version.cuda}"
+        name = torch.cuda.get_device_name(device)
+        return f"{name} {major}.{minor}, CUDA {torch.version.cuda}, triton {_triton()}"
     host = "native rows" if native is not None else "plain rows"
     return f"{device.type}, {host}, {platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:  # the wide way alone
+        return "none"
 
 
 def _processor() -> str:
