@@ -31,8 +31,9 @@ class _Host:
     def __init__(self, rows: int, pages: int, *, pinned: bool) -> None:
         self.flat = torch.zeros(rows * (_COLUMNS + pages), dtype=torch.int64, pin_memory=pinned)
         array = self.flat.numpy()
-        self.columns_CT = array[: rows * _COLUMNS].reshape(_COLUMNS, rows)
-        self.table_SP = array[rows * _COLUMNS :].reshape(rows, pages)
+        # The table first: kernels get it as it is, and compile for the alignment of an address.
+        self.table_SP = array[: rows * pages].reshape(rows, pages)
+        self.columns_CT = array[rows * pages :].reshape(_COLUMNS, rows)
         self.held: list[list[int]] = [[] for _ in range(rows)]
         self._copied = torch.cuda.Event() if pinned else None
         self.clear(0)
@@ -139,8 +140,8 @@ class DecodeRows:
     def batch(self) -> ForwardBatch:
         """Index tensors of what was filled in; nothing here waits, and a graph may hold it."""
         shape, rows = self.shape, self.rows
-        columns_CT = self._flat[: rows * _COLUMNS].view(_COLUMNS, rows)
-        table_SP = self._flat[rows * _COLUMNS :].view(rows, self.pages)
+        table_SP = self._flat[: rows * self.pages].view(rows, self.pages)
+        columns_CT = self._flat[rows * self.pages :].view(_COLUMNS, rows)
         position_T, slot_T = columns_CT[_POSITION], columns_CT[_SLOT]
         query = QueryRows(
             rows_T=self._row_T,
@@ -157,7 +158,7 @@ class DecodeRows:
         encoder = self._window(position_T, slot_T, columns_CT[_ENCODER_FLOOR])
         return ForwardBatch(
             token_ids_T=columns_CT[0],
-            context_T4=columns_CT[:NGRAM_CONTEXT].t(),
+            context_T4=columns_CT[:NGRAM_CONTEXT].t().contiguous(),
             slots_S=slot_T,
             page_table_SP=table_SP,
             all_rows=query,

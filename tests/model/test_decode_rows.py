@@ -131,7 +131,7 @@ def test_what_is_prepared_lacks_the_token_alone() -> None:
     buffers.prepare_next(requests.step([0]))
     prepared = buffers._hosts[0].columns_CT[:, 0].copy()
     buffers.fill(requests.step([0]))
-    filled = buffers._flat[: 9 * 4].view(9, 4)[:, 0].numpy()
+    filled = buffers._flat[4 * 6 :].view(9, 4)[:, 0].numpy()
     assert (prepared != filled).nonzero()[0].tolist() == [0]
 
 
