@@ -46,6 +46,7 @@ class Served:
     url: str
     model: str
     pid: int = 0
+    folder: Path = Path()
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[S
         )
         url = f"http://127.0.0.1:{port}"
         _until(lambda: _answers(f"{url}/ready"))
-        yield Served("epdserve", url, "bench", process.pid)
+        yield Served("epdserve", url, "bench", process.pid, folder)
 
 
 def body_of(model: str, *, words: int = 8, tokens: int = _TOKENS) -> bytes:
@@ -124,6 +125,31 @@ def streams(served: Served, *, clients: int, seconds: float, quick_acks: bool) -
         **_spread_ms("ttft", got.ttft_s),
         **_spread_ms("stall", got.stalls_s),
         "router_cpu_ms_per_request": round(1000 * (_cpu_s(served.pid) - began_s) / max(1, got.streams), 3),
+    }
+
+
+def added(served: Served, *, rounds: int = 5, seconds: float = 1.0) -> dict[str, Any]:
+    """What the router adds to the first token of one client: over a client that asks the workers itself, in turns."""
+    command = [sys.executable, "-P", "-m", "epdserve.loadtest.router_bench_workers", "--direct", "200"]
+    command += ["--token-file", str(served.folder / "token"), "--ready", str(served.folder / "ready")]
+    through, direct = [], []
+    for _ in range(rounds):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_START_S, check=True)
+        direct.append(1000 * statistics.median(map(float, done.stdout.split())))
+        got = count(
+            served.url,
+            "/v1/chat/completions",
+            body_of(served.model),
+            clients=1,
+            seconds=seconds,
+            quick_acks=True,
+        )
+        through.append(1000 * statistics.median(got.ttft_s))
+    return {
+        "ttft_p50_ms": round(statistics.median(through), 2),
+        "direct_p50_ms": round(statistics.median(direct), 2),
+        "added_ms": round(statistics.median(a - b for a, b in zip(through, direct, strict=True)), 2),
+        "rounds": [(round(a, 2), round(b, 2)) for a, b in zip(through, direct, strict=True)],
     }
 
 
@@ -247,6 +273,7 @@ def main(
                 for served in servers:
                     row = streams(served, clients=clients, seconds=seconds, quick_acks=quick_acks)
                     print(json.dumps(row), flush=True)
+        print(json.dumps(added(ours)), flush=True)
         print(json.dumps(many_events(ours, clients=256, seconds=seconds)), flush=True)
         if requests:
             print(json.dumps(memory(ours, requests=requests)), flush=True)

@@ -11,11 +11,14 @@ import itertools
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import uvloop
 from epdserve.services.pool.registry import Registry
+from epdserve.services.rpc.client import PrefillClient
 from epdserve.services.rpc.decode_server import DecodeSessions
+from epdserve.services.rpc.decode_session import DecodeSession
 from epdserve.services.rpc.server import serve_decode, serve_prefill
 from epdserve.services.types import (
     BlockUpdate,
@@ -25,6 +28,7 @@ from epdserve.services.types import (
     KVHandle,
     PrefillJob,
     PrefillResult,
+    SamplingParams,
     TailRef,
     TokenChunk,
     TransferEndpoint,
@@ -32,12 +36,14 @@ from epdserve.services.types import (
     WorkerInfo,
     WorkerRole,
     WorkerState,
+    token_ids,
 )
 
 _CONTEXT: Final = 1_048_576
 _FIRST_ID: Final = 12_596  # eighteen plain words of the published vocabulary stand here
 _WORDS: Final = 18
 _BURST: Final = 16
+_DEADLINE_S: Final = 10.0
 
 
 def info_of(worker: str, role: WorkerRole, address: str) -> WorkerInfo:
@@ -162,7 +168,7 @@ async def serve(registry_url: str, token: str, ready: Path, step_s: float) -> No
     async with Registry(registry_url, lease_s=3600) as registry:
         await registry.publish(info_of("prefill-0", WorkerRole.PREFILL, servers[0].address))
         await registry.publish(info_of("decode-0", WorkerRole.DECODE, servers[1].address))
-        await asyncio.to_thread(ready.write_text, "ready")
+        await asyncio.to_thread(ready.write_text, " ".join(server.address for server in servers))
         await end.wait()
     stepper.cancel()
     await asyncio.wait([stepper])
@@ -170,16 +176,43 @@ async def serve(registry_url: str, token: str, ready: Path, step_s: float) -> No
         await server.stop(grace_s=0)
 
 
+async def first_tokens(addresses: str, token: str, count: int) -> list[float]:
+    """Seconds to the first token of requests that go to the workers without a router, one after the other."""
+    prefill_address, decode_address = addresses.split()
+    prompt, nothing = token_ids(range(_FIRST_ID, _FIRST_ID + _WORDS)), token_ids(())
+    sampling = SamplingParams(seed=0, max_tokens=_BURST)
+    seconds = []
+    async with (
+        PrefillClient(prefill_address, token=token) as prefill,
+        DecodeSession(decode_address, token=token, router_id="direct") as decode,
+    ):
+        for number in range(count):
+            began = perf_counter()
+            result = await prefill.run(PrefillJob(f"p{number}", prompt, b""), deadline_s=_DEADLINE_S)
+            job = DecodeJob(f"d{number}", prompt, b"", False, sampling, result.handle, nothing)
+            stream = decode.submit(job, deadline_s=_DEADLINE_S)
+            await anext(stream)
+            seconds.append(perf_counter() - began)
+            async for _ in stream:
+                pass
+    return seconds
+
+
 def main() -> None:
-    """The process."""
+    """The process: the workers, or with ``--direct`` who asks them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--registry", required=True)
+    parser.add_argument("--registry", default="")
+    parser.add_argument("--direct", type=int, default=0, help="So many requests to the workers of --ready.")
     parser.add_argument("--token-file", type=Path, required=True)
     parser.add_argument("--ready", type=Path, required=True)
     parser.add_argument("--step-s", type=float, default=0.0)
     given = parser.parse_args()
+    token = given.token_file.read_text().strip()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(given.registry, given.token_file.read_text().strip(), given.ready, given.step_s))
+        if given.direct:
+            print(*runner.run(first_tokens(given.ready.read_text(), token, given.direct)))
+        else:
+            runner.run(serve(given.registry, token, given.ready, given.step_s))
 
 
 if __name__ == "__main__":

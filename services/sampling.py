@@ -89,6 +89,8 @@ class SamplingParams:
 
 
 def _check_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:
+    if not logit_bias:
+        return
     if len(logit_bias) > MAX_LOGIT_BIASES:
         raise ValueError(f"{len(logit_bias)} logit biases, at most {MAX_LOGIT_BIASES} are taken")
     ids = [token for token, _ in logit_bias]

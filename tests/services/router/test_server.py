@@ -194,6 +194,35 @@ async def test_a_client_that_leaves_in_mid_stream_cancels_decoding(
     assert "epdserve_router_in_flight_requests 0.0" in text
 
 
+async def test_a_client_that_leaves_after_a_long_body_is_noticed(
+    router: LiveRouter, cluster: FakeCluster
+) -> None:
+    cluster.script.ids = ids("hm</think>") + ids(" word") * 1000
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    # Beyond what the server reads ahead: it has stopped reading, and only who reads hears an end
+    long = [{"role": "user", "content": "x " * 60_000}]
+    writer.write(request_bytes(router.port, stream=True, messages=long))
+    await reader.readuntil(b"word")
+    writer.transport.abort()
+    await eventually(lambda: cluster.running_decodes == 0, within_s=0.25)
+    assert cluster.cancelled_decodes == 1
+
+
+async def test_the_next_request_of_a_connection_is_watched_too(
+    router: LiveRouter, cluster: FakeCluster
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    cluster.script.ids = ids("</think>word")
+    writer.write(request_bytes(router.port, stream=True))
+    await reader.readuntil(b"[DONE]")
+    cluster.script.ids = ids("hm</think>") + ids(" word") * 1000
+    writer.write(request_bytes(router.port, stream=True))
+    await reader.readuntil(b"word")
+    writer.transport.abort()
+    await eventually(lambda: cluster.running_decodes == 0, within_s=0.25)
+    assert cluster.cancelled_decodes == 1
+
+
 async def test_a_client_that_does_not_read_is_cut_off(cluster: FakeCluster) -> None:
     cluster.script = Script(ids("</think>") + ids(" word") * 4000)
     async with live_router(config(send_stall_s=0.3), cluster, send_buffer_bytes=4096) as router:
