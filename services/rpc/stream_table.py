@@ -34,6 +34,7 @@ class StreamTable:
         self.wake = asyncio.Event()
         self._worker = worker
         self._streams: dict[str, DecodeStream] = {}
+        self._unsent: dict[str, DecodeStream] = {}  # of these, not submitted
         self._resumes: dict[str, None] = {}  # ordered sets
         self._cancels: dict[str, None] = {}
         self._acks: dict[str, tuple[int, bool]] = {}
@@ -50,7 +51,7 @@ class StreamTable:
 
     def add(self, stream: DecodeStream) -> None:
         """A stream to submit."""
-        self._streams[stream.request_id] = stream
+        self._streams[stream.request_id] = self._unsent[stream.request_id] = stream
         self.wake.set()
 
     def leave(self, stream: DecodeStream) -> None:
@@ -103,10 +104,10 @@ class StreamTable:
         for request_id in self._resumes:
             resume = decode_pb2.Resume(request_id=request_id, offset=self._streams[request_id].received)
             frames.append(decode_pb2.RouterFrame(resume=resume))
-        for stream in self._streams.values():
-            if not stream.submitted:
-                stream.submitted = True
-                frames.append(decode_pb2.RouterFrame(submit=decode_job_to_pb(stream.job)))
+        for stream in self._unsent.values():
+            stream.submitted = True
+            frames.append(decode_pb2.RouterFrame(submit=decode_job_to_pb(stream.job)))
+        self._unsent.clear()
         self._cancels.clear()
         self._resumes.clear()
         return frames
@@ -153,6 +154,7 @@ class StreamTable:
             return
         if stream.received == len(stream.job.emitted):
             stream.submitted = False  # the job may never have arrived; nothing of it has come
+            self._unsent[request_id] = stream
             self.wake.set()
         else:
             lost = WorkerLost("decode worker no longer has the request", worker=self._worker)
@@ -160,6 +162,7 @@ class StreamTable:
 
     def _drop(self, stream: DecodeStream) -> None:
         self._streams.pop(stream.request_id, None)
+        self._unsent.pop(stream.request_id, None)
         self._resumes.pop(stream.request_id, None)
 
 
