@@ -21,6 +21,11 @@ from epdserve.services.router.usage import Totals, Usage
 from epdserve.services.types import PrefillResult
 
 DONE: Final = b"data: [DONE]\n\n"
+# Deltas of OpenAI's shape around their text
+_PLAIN: Final = {
+    Kind.CONTENT: b'{"content":%b}',
+    Kind.REASONING: b'{"content":null,"reasoning_content":%b,"reasoning":%b}',
+}
 
 
 class Dialect(Enum):
@@ -146,14 +151,11 @@ class ChatShape:
         return b',"usage":' + orjson.dumps(so_far().as_fields()) + b"}\n\n"
 
     def _event(self, choice: int, delta: Delta, tail: bytes) -> bytes:
-        if delta.kind is Kind.CONTENT and delta.logprobs is None and not self._deepseek:
+        if delta.logprobs is None and not self._deepseek and delta.kind in _PLAIN:
             # Most events by far, and nothing in them changes but the text
             text = orjson.dumps(delta.text)
-            return b'%b{"content":%b},"logprobs":null,"finish_reason":null}]%b' % (
-                self._leads[choice],
-                text,
-                tail,
-            )
+            fields = _PLAIN[delta.kind] % ((text,) if delta.kind is Kind.CONTENT else (text, text))
+            return b'%b%b,"logprobs":null,"finish_reason":null}]%b' % (self._leads[choice], fields, tail)
         return self._chunk(choice, self._delta(delta), delta, tail)
 
     def _chunk(self, choice: int, fields: dict[str, Any], delta: Delta | None, tail: bytes) -> bytes:

@@ -200,8 +200,7 @@ async def test_a_client_that_leaves_after_a_long_body_is_noticed(
     cluster.script.ids = ids("hm</think>") + ids(" word") * 1000
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     # Beyond what the server reads ahead: it has stopped reading, and only who reads hears an end
-    long = [{"role": "user", "content": "x " * 60_000}]
-    writer.write(request_bytes(router.port, stream=True, messages=long))
+    writer.write(request_bytes(router.port, stream=True, of_no_meaning="x" * 200_000))
     await reader.readuntil(b"word")
     writer.transport.abort()
     await eventually(lambda: cluster.running_decodes == 0, within_s=0.25)
