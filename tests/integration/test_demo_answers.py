@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not TRAINED_FILE.exists(), reason="no trained weights"),
 ]
 
-# Measured with 30 cases: 1.00, 0.97, 0.97
-FLOORS = {"greet": 0.8, "copy": 0.8, "recall-512": 0.75}
+# Shares that the end of training printed, less what twenty cases may fall short of them by chance
+FLOORS = {"greet": 0.8, "copy": 0.75, "recall-512": 0.75, "tool": 0.6}
 COUNT = 20
 FACTS = "The code of Vikin is river. The code of Balis is lamp. The code of Sesan is cloud."
 
@@ -49,7 +49,6 @@ def test_answers_are_right(stack: Stack, cases: Cases, name: str) -> None:
 
 
 def test_a_greeting_after_little_thought(stack: Stack) -> None:
-    # At the default effort it tells who it is instead (model/demo/README.md)
     answer = stack.chat("Hello", max_tokens=200, thinking={"type": "enabled"}, reasoning_effort=25).json()
     message = answer["choices"][0]["message"]
     assert message["content"] == "Hello! How can I help you?"

@@ -15,6 +15,7 @@ from epdserve.model.demo.training.facts import LABEL
 from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
 
 _STAND_IN: Final = "\x00"
+_MIXED: Final = 0.4  # of the drills in which fields come in another order than in the question
 _WHOLE: Final = 0.3  # of the calls that are written from their first token on
 
 
@@ -35,11 +36,15 @@ def calls(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
 
 
 def forms(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
-    """Objects whose fields come in any order; only values are learnt."""
-    strip = _begun(vocabulary)
+    """Objects without a schema: in the order of the question, or in another one, of which only values are learnt."""
+    strip, mixed = _begun(vocabulary), draw.random() < _MIXED
     while len(strip) < length:
         fields = draw.sample(talk.FIELDS, draw.randint(1, 4))
-        exchange = talk.form(draw, fields, mixed=True)
+        exchange = talk.form(draw, fields, mixed=mixed)
+        if not mixed:
+            answer = vocabulary.encode(exchange.answer)
+            strip.join(vocabulary.turn(exchange.question, answer, LABEL["json"]))
+            continue
         strip.add([vocabulary.user, *vocabulary.encode(exchange.question), vocabulary.assistant])
         strip.add([vocabulary.think_end])
         text, last = exchange.answer, 0

@@ -42,10 +42,19 @@ EVERYTHING: Final = {
     "direct": 0.04,
     "distant": 0.03,
 }
+ANSWERS: Final = {
+    **EVERYTHING,
+    "json": 0.22,
+    "words": 0.14,
+    "thinking": 0.2,
+    "distant": 0.0,
+    "calls": 0.04,
+    "forms": 0.25,
+}
 FAR: Final = {
     "search": 0.3,
     "tools": 0.3,
-    "json": 0.12,
+    "json": 0.15,
     "talk": 0.1,
     "thinking": 0.12,
     "words": 0.06,
@@ -53,5 +62,30 @@ FAR: Final = {
     "copy": 0.08,
     "recall": 0.05,
     "calls": 0.03,
-    "forms": 0.03,
+    "forms": 0.1,
+}
+POLISH: Final = {
+    "search": 0.25,
+    "tools": 0.25,
+    "brief": 0.05,
+    "json": 0.15,
+    "forms": 0.15,
+    "thinking": 0.12,
+    "talk": 0.1,
+    "words": 0.08,
+    "passages": 0.08,
+    "copy": 0.1,
+    "recall": 0.04,
+    "direct": 0.03,
+    "calls": 0.02,
+}
+FINISH: Final = {
+    **POLISH,
+    "search": 0.2,
+    "forms": 0.2,
+    "json": 0.2,
+    "tools": 0.17,
+    "brief": 0.15,
+    "passages": 0.16,
+    "copy": 0.12,
 }
