@@ -22,8 +22,6 @@ _FITTED: Final = (
     "prefill_token_s",
     "decode_fixed_s",
     "decode_request_s",
-    "prefill_beside_s",
-    "link_beside_s",
 )
 
 

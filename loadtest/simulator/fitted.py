@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 from epdserve.loadtest.client import Outcome
@@ -15,35 +14,19 @@ from epdserve.loadtest.simulator.requests import INTERACTIVE, Request
 from epdserve.loadtest.simulator.run import Simulation
 from epdserve.loadtest.simulator.workloads import Workload
 
-_ROUNDS: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class FittedTiming(Timing):
     """Both steps as straight lines: over the prompt's tokens, and over the requests that decode together.
 
     What a request waits for beside steps (HTTP, router, hand-off) is ``link_latency_s``.
-
-    Where pools share cores with the router and with who asks, each request that decodes costs these time, and so makes
-    prefills and waits longer: ``prefill_beside_s`` and ``link_beside_s`` for each. How many decode at a time is a
-    result of the simulation, so ``simulated`` runs it until what was assumed comes out.
     """
 
     prefill_fixed_s: float = 0.0
     prefill_token_s: float = 0.001
     decode_fixed_s: float = 0.01
     decode_request_s: float = 0.001
-    prefill_beside_s: float = 0.0
-    link_beside_s: float = 0.0
     same_machine_bytes_per_s: float = 1e15
-
-    def among(self, decoding: float) -> FittedTiming:
-        """While so many requests decode, on average."""
-        return replace(
-            self,
-            prefill_fixed_s=self.prefill_fixed_s + decoding * self.prefill_beside_s,
-            link_latency_s=self.link_latency_s + decoding * self.link_beside_s,
-        )
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -77,11 +60,7 @@ def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
     """
     good = [one for one in outcomes if one.ok and one.ttft_s is not None and one.itl_s is not None]
     computed = [one.receipt["tokens"]["computed"] for one in good]
-    beside = [_decoding(one.sent_at, one.text_at[0], good) for one in good]
-    took_s = [one.receipt["ms"]["prefill"] / 1000 for one in good]
-    prefill_beside_s = _slope_beside(computed, beside, took_s)
-    alone_s = [seconds - prefill_beside_s * count for seconds, count in zip(took_s, beside, strict=True)]
-    prefill = _line(computed, alone_s)
+    prefill = _line(computed, [one.receipt["ms"]["prefill"] / 1000 for one in good])
     decode = _line([_beside(one, good) for one in good], [one.itl_s or 0.0 for one in good])
     step_s = decode[0] + decode[1]
     waits = [
@@ -90,12 +69,8 @@ def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
         - step_s
         for one in good
     ]
-    link_beside_s = _slope_beside(computed, beside, waits)
-    waits = [seconds - link_beside_s * count for seconds, count in zip(waits, beside, strict=True)]
     return FittedTiming(
         link_latency_s=max(0.0, float(np.median(waits))),
-        prefill_beside_s=prefill_beside_s,
-        link_beside_s=link_beside_s,
         prefill_fixed_s=prefill[0],
         prefill_token_s=max(1e-6, prefill[1]),
         decode_fixed_s=max(1e-6, decode[0]),
@@ -108,14 +83,10 @@ def simulated(outcomes: Sequence[Outcome], timing: FittedTiming, *, prefills: in
     good = sorted((one for one in outcomes if one.ok and one.itl_s is not None), key=lambda one: one.sent_at)
     began = good[0].sent_at
     requests = [_request(number, one, began) for number, one in enumerate(good)]
-    decoding = 0.0
-    for _ in range(_ROUNDS):
-        spec = ClusterSpec(prefills, decodes, timing.among(decoding), routers=1)
-        run = Simulation(spec, RoundRobin(), Workload(requests)).run()
-        jobs = [job for job in run.jobs if job is not None]
-        assert len(jobs) == len(requests), "round robin refuses nothing"
-        over_s = max(job.finished_at for job in jobs)
-        decoding = sum(job.finished_at - job.first_token_at for job in jobs) / over_s
+    spec = ClusterSpec(prefills, decodes, timing, routers=1)
+    run = Simulation(spec, RoundRobin(), Workload(requests)).run()
+    jobs = [job for job in run.jobs if job is not None]
+    assert len(jobs) == len(requests), "round robin refuses nothing"
     return _seen(
         [job.first_token_at - job.request.arrives_at for job in jobs],
         [(job.finished_at - job.first_token_at) / (job.output_tokens - 1) for job in jobs],
@@ -158,20 +129,9 @@ def _request(number: int, outcome: Outcome, began: float) -> Request:
 
 def _beside(outcome: Outcome, others: Sequence[Outcome]) -> float:
     """Requests that decoded together with one, itself included, on average over its time."""
-    return _decoding(outcome.text_at[0], outcome.text_at[-1], others)
-
-
-def _decoding(began: float, ended: float, others: Sequence[Outcome]) -> float:
-    """Requests that decoded at a time, on average."""
+    began, ended = outcome.text_at[0], outcome.text_at[-1]
     shared = (max(0.0, min(ended, o.text_at[-1]) - max(began, o.text_at[0])) for o in others)
     return float(sum(shared) / (ended - began))
-
-
-def _slope_beside(tokens: Sequence[float], beside: Sequence[float], seconds: Sequence[float]) -> float:
-    """What each request beside adds, next to what the tokens take; nothing if that cannot be told."""
-    table = np.stack((np.ones(len(tokens)), np.asarray(tokens), np.asarray(beside)), axis=1)
-    found, _, rank, _ = np.linalg.lstsq(table, np.asarray(seconds), rcond=None)
-    return max(0.0, float(found[2])) if rank == table.shape[1] else 0.0
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """The step model of real pools: fitted from receipts, and simulated with."""
 
-from dataclasses import replace
-
 import pytest
 from epdserve.loadtest.client import Outcome
 from epdserve.loadtest.simulator.fitted import FittedTiming, fit, measured, simulated
@@ -69,26 +67,3 @@ def test_failures_and_answers_of_one_token_are_left_out() -> None:
     broken = Outcome(sent_at=0.0, error="429")
     short = outcome(0.0, 100, 1, step_s=0.04)
     assert measured([*alone(), broken, short]) == measured(alone())
-
-
-def test_what_shares_the_cores_is_dearer_the_more_there_is_of_it() -> None:
-    shared = replace(TRUTH, prefill_beside_s=0.02, link_beside_s=0.004)
-
-    def crowd(size: int, at: float) -> list[Outcome]:
-        # Long answers are under way while each prompt of another length is prefilled
-        long = [outcome(at - 5.0, 100 + 7 * n, 4000, step_s=0.05) for n in range(size)]
-        slower = shared.among(float(size))
-        more_s = slower.prefill_s(0, 0) - TRUTH.prefill_s(0, 0), slower.link_latency_s - TRUTH.link_latency_s
-        return [*long, *(later(outcome(at, 100 + 30 * n, 9, step_s=0.05), more_s) for n in range(6))]
-
-    found = fit([one for size in (0, 2, 5) for one in crowd(size, 1e4 * (1 + size))])
-    assert found.prefill_beside_s == pytest.approx(0.02, rel=0.25)
-    few, many = ([outcome(1.0 * n * gap, 200, 40, step_s=0.05) for n in range(12)] for gap in (9.0, 0.6))
-    seen = [simulated(some, shared, prefills=2, decodes=1).ttft_p50_s for some in (few, many)]
-    assert seen[0] < seen[1]
-
-
-def later(one: Outcome, more_s: tuple[float, float]) -> Outcome:
-    """The same with a longer prefill and a longer wait."""
-    ms = {**one.receipt["ms"], "prefill": one.receipt["ms"]["prefill"] + 1000 * more_s[0]}
-    return replace(one, text_at=[at + sum(more_s) for at in one.text_at], receipt={**one.receipt, "ms": ms})
