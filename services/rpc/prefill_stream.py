@@ -60,6 +60,7 @@ class PrefillStream:
         self._cancelled: list[str] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def run(self, job: PrefillJob, *, deadline_s: float) -> PrefillResult:
         """Fill KV for a prompt. Cancelling this coroutine cancels the job on the worker.
@@ -89,10 +90,13 @@ class PrefillStream:
             self._waiting.pop(job.request_id, None)
 
     async def close(self) -> None:
-        """End the stream, and with it what runs."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=_CLOSE_S)
+        """End the stream, and with it what runs. Said to the worker, so that nothing of the call is left for later."""
+        if (task := self._task) is not None:
+            self._closing = True
+            self._wake.set()
+            await asyncio.wait([task], timeout=_CLOSE_S)
+            task.cancel()
+            await asyncio.wait([task], timeout=_CLOSE_S)
 
     def _expire(self, waiting: _Waiting) -> None:
         if not waiting.answer.done():
@@ -156,13 +160,16 @@ class PrefillStream:
         while True:
             # cleared before looking: what is set while we write makes us look again
             self._wake.clear()
-            if self._unsent or self._cancelled:
-                try:
+            try:
+                if self._closing:
+                    await call.done_writing()
+                    return
+                if self._unsent or self._cancelled:
                     await call.write(self._message())
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the call has ended; the reader tells why
-            else:
-                await self._wake.wait()
+                else:
+                    await self._wake.wait()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # the call has ended; the reader tells why
 
     def _message(self) -> prefill_pb2.PrefillCalls:
         """Everything that is to be said, up to the size of a message."""
