@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not TRAINED_FILE.exists(), reason="no trained weights"),
 ]
 
-# Shares that the end of training printed, less what twenty cases may fall short of them by chance
-FLOORS = {"greet": 0.8, "copy": 0.75, "recall-512": 0.75, "tool": 0.6}
+# Measured with 30 cases through the pools: copy, tool and words 1.00, recall-512 and passage 0.93
+FLOORS = {"greet": 0.8, "copy": 0.85, "recall-512": 0.75, "tool": 0.85, "passage": 0.7, "words": 0.8}
 COUNT = 20
 FACTS = "The code of Vikin is river. The code of Balis is lamp. The code of Sesan is cloud."
 
