@@ -13,7 +13,8 @@ export OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 # several processes on few core
 mkdir -p .typecheck .run
 ln -sfn .. .typecheck/epdserve # mypy does not follow setuptools' editable finder
 
-failed=()
+failed=() chaos=""
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
 step() { # step NAME COMMAND...
   say "$1"
   "${@:2}" || failed+=("$1")
@@ -27,10 +28,19 @@ step "ruff check" .venv/bin/ruff check --quiet .
 step "ruff format" .venv/bin/ruff format --check --quiet .
 step "lint-imports" .venv/bin/lint-imports --no-logo
 wait "$tools" || say "helm could not be fetched, see .run/tools.log"
+if (($# == 0)) || [[ $* == --all ]]; then # everything: three minutes of misfortune beside the tests
+  .venv/bin/python -m epdserve.loadtest.chaos loadtest/chaos/plans/tests.toml >.run/chaos.log 2>&1 &
+  chaos=$!
+fi
 step "pytest" .venv/bin/python -m pytest -n 2 --no-loadscope-reorder --randomly-seed=1800472978 "$@"
 say "mypy --strict"
 wait "$mypy" || failed+=("mypy")
 tail -n 40 .run/mypy.log
+if [[ -n $chaos ]]; then
+  say "chaos"
+  wait "$chaos" || failed+=("chaos")
+  tail -n 40 .run/chaos.log
+fi
 
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "${failed[@]}"
