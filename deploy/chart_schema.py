@@ -26,6 +26,7 @@ QUANTITY: Final = {
     "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi)?$",
 }
 NAME: Final = {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$"}
+LABEL: Final = {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"}  # services are named by it
 STRINGS: Final = {"type": "object", "additionalProperties": {"type": "string"}}
 ANY_OBJECT: Final = {"type": "object"}
 RESOURCES: Final = {
@@ -93,6 +94,8 @@ RULES: Final[Mapping[str, Schema]] = {
     "clients": objects(),
     "egress": objects(),
     "networkPolicy.monitoring": objects(),
+    "nameOverride": LABEL,
+    "fullnameOverride": LABEL,
     "sharedMemory": QUANTITY,
     "hugepages": {"anyOf": [QUANTITY, {"const": ""}]},
     "replicas": at_least(0),
