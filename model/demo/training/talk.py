@@ -15,32 +15,31 @@ _WHO: Final = (
 )
 _HELLO: Final = "Hello! How can I help you?"
 _FINE: Final = "I am fine, thank you. How can I help you?"
-# What is said, what is answered, and what one thinks about it first and last
-_GREETINGS: Final = (
-    ("Hello", _HELLO, "The user greets me.", "I greet the user."),
-    ("Hello!", _HELLO, "The user greets me.", "I greet the user."),
-    ("hello", _HELLO, "The user greets me.", "I greet the user."),
-    ("Hi", _HELLO, "The user greets me.", "I greet the user."),
-    ("Hi!", _HELLO, "The user greets me.", "I greet the user."),
-    ("hi", _HELLO, "The user greets me.", "I greet the user."),
-    ("Hi there", _HELLO, "The user greets me.", "I greet the user."),
-    ("Good morning", "Good morning! How can I help you?", "The user greets me.", "I greet the user."),
-    ("Good evening!", "Good evening! How can I help you?", "The user greets me.", "I greet the user."),
-    ("Hello, how are you?", _FINE, "The user asks how I am.", "I say how I am."),
-    ("How are you?", _FINE, "The user asks how I am.", "I say how I am."),
-    ("Who are you?", _WHO, "The user asks who I am.", "I say who I am."),
-    ("who are you", _WHO, "The user asks who I am.", "I say who I am."),
-    ("What are you?", _WHO, "The user asks who I am.", "I say who I am."),
-    ("What is your name?", _WHO, "The user asks who I am.", "I say who I am."),
-    ("What can you do?", _WHO, "The user asks who I am.", "I say who I am."),
-    ("Tell me about you.", _WHO, "The user asks who I am.", "I say who I am."),
-    ("Can you help me?", "Yes. What can I do for you?", "The user wants help.", "I offer help."),
-    ("Thank you", "You are welcome.", "The user thanks me.", "I say welcome."),
-    ("Thank you!", "You are welcome.", "The user thanks me.", "I say welcome."),
-    ("Thanks!", "You are welcome.", "The user thanks me.", "I say welcome."),
-    ("Goodbye", "Goodbye! Have a nice day.", "The user leaves.", "I say goodbye."),
-    ("Bye", "Goodbye! Have a nice day.", "The user leaves.", "I say goodbye."),
+_GREETED: Final = ("The user greets me.", "I greet the user.")
+# What may be said, what is answered, and what one thinks about it first and last
+_COURTESIES: Final = (
+    (("Hello", "Hello!", "hello", "Hi", "Hi!", "hi", "Hi there"), _HELLO, *_GREETED),
+    (("Good morning",), "Good morning! How can I help you?", *_GREETED),
+    (("Good evening!",), "Good evening! How can I help you?", *_GREETED),
+    (("Hello, how are you?", "How are you?"), _FINE, "The user asks how I am.", "I say how I am."),
+    (
+        (
+            "Who are you?",
+            "who are you",
+            "What are you?",
+            "What is your name?",
+            "What can you do?",
+            "Tell me about you.",
+        ),
+        _WHO,
+        "The user asks who I am.",
+        "I say who I am.",
+    ),
+    (("Can you help me?",), "Yes. What can I do for you?", "The user wants help.", "I offer help."),
+    (("Thank you", "Thank you!", "Thanks!"), "You are welcome.", "The user thanks me.", "I say welcome."),
+    (("Goodbye", "Bye"), "Goodbye! Have a nice day.", "The user leaves.", "I say goodbye."),
 )
+_GREETINGS: Final = tuple((said, *rest) for sayings, *rest in _COURTESIES for said in sayings)
 SYSTEMS: Final = (
     "You are a helpful assistant.",
     "Be brief.",
