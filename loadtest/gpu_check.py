@@ -22,12 +22,12 @@ from typing import Annotated
 import torch
 import triton
 import typer
-from epdserve.loadtest.gpu_case import Case, CaseMaker
-from epdserve.loadtest.gpu_cases import case_makers
-from epdserve.loadtest.gpu_layers import Weights
-from epdserve.loadtest.gpu_shapes import RELEASED, TINY, Shapes
-from epdserve.loadtest.gpu_steps import Measured, time_decode, time_prefill, time_replay
-from epdserve.loadtest.gpu_timing import Ceilings, Timer, measure_ceilings
+from epdserve.loadtest.gpu.case import Case, CaseMaker
+from epdserve.loadtest.gpu.cases import case_makers
+from epdserve.loadtest.gpu.layers import Weights
+from epdserve.loadtest.gpu.shapes import RELEASED, TINY, Shapes
+from epdserve.loadtest.gpu.steps import Measured, time_decode, time_prefill, time_replay
+from epdserve.loadtest.gpu.timing import Ceilings, Timer, measure_ceilings
 
 StepTimes = Callable[[Shapes, Weights, Timer, str], Iterator[Measured]]
 
@@ -153,7 +153,7 @@ def run_model(report: Report, golden: Path, device: str, until: float, *, dry_ru
     """Goldens, batch invariance and step times of the model as workers run it; not in a dry run, tests do that."""
 
     def rows() -> Row | None:
-        from epdserve.loadtest.gpu_model import check_model  # its packages may be missing on a bare machine
+        from epdserve.loadtest.gpu.model import check_model  # its packages may be missing on a bare machine
 
         for what, measured, note in check_model(golden, device):
             right = not note.startswith("FAILED")

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-from epdserve.loadtest import kv_bench, kv_bench_index, kv_bench_memory, kv_bench_recovery, kv_bench_ssd
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Target, times_s
+from epdserve.loadtest.kv_bench import command, index, memory, recovery, ssd
+from epdserve.loadtest.kv_bench.row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Target, times_s
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -33,28 +33,28 @@ def test_the_block_is_that_of_the_released_model() -> None:
 
 def test_every_row_can_be_measured_small() -> None:
     rows = [
-        *kv_bench_memory.measure(count=4, rounds=1),
-        *kv_bench_index.measure(prompt_tokens=1000, index_blocks=5000, rounds=1),
+        *memory.measure(count=4, rounds=1),
+        *index.measure(prompt_tokens=1000, index_blocks=5000, rounds=1),
     ]
     assert all(row.value > 0 for row in rows)
     assert len({row.name for row in rows}) == len(rows)
 
 
 def test_ssd_rows_can_be_measured_small() -> None:
-    rows = list(kv_bench_ssd.measure(count=8, rounds=1))
+    rows = list(ssd.measure(count=8, rounds=1))
     assert all(row.value > 0 for row in rows)
 
 
 def test_recovery_can_be_measured_small() -> None:
-    rows = list(kv_bench_recovery.measure(gigabytes=0.01))
+    rows = list(recovery.measure(gigabytes=0.01))
     assert [row.name.rpartition(" ")[2] for row in rows] == ["intact", "lost"]
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row("copy", 1.0, "GB/s", 8.0, "memcpy", Target(0.5))]
-    monkeypatch.setattr(kv_bench, "GROUPS", {"memory": lambda _: iter(rows)})
+    monkeypatch.setattr(command, "GROUPS", {"memory": lambda _: iter(rows)})
     app = Typer()
-    app.command()(kv_bench.main)
+    app.command()(command.main)
     runner, file = CliRunner(), tmp_path / "rows.json"
     done = runner.invoke(app, ["--only", "memory", "--json", str(file)])
     assert done.exit_code == 0, done.output

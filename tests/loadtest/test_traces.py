@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from epdserve.loadtest.kv_bench_replay import Disk, Pages, PlainLru, hit_ratio
+from epdserve.loadtest.kv_bench.replay import Disk, Pages, PlainLru, hit_ratio
 from epdserve.loadtest.traces import BLOCK_TOKENS, TracedRequest, generate, read_mooncake
 
 

@@ -1,6 +1,6 @@
 """The vision encoder of the demo model on one CPU thread: eight images of 448 px in one batch against one by one.
 
-    python -m epdserve.loadtest.vision_bench [MODEL_DIR]
+    python -m epdserve.loadtest.vision.tower [MODEL_DIR]
 
 Times are CPU seconds of this process, the least of some rounds, so that a busy machine changes little. Then where they
 go, by operation, and what a hand-off of 10 MB costs beside a copy of the same bytes in this process.

@@ -2,8 +2,8 @@
 
 UCX picks its transports when it is loaded, so each transport is measured in a reader process of its own:
 
-    python -m epdserve.loadtest.kv_bench_nixl read SHARED_FILE     prints figures as JSON
-    python -m epdserve.loadtest.kv_bench_nixl offer SHARED_FILE    what the reader reads; started by it
+    python -m epdserve.loadtest.kv_bench.nixl read SHARED_FILE     prints figures as JSON
+    python -m epdserve.loadtest.kv_bench.nixl offer SHARED_FILE    what the reader reads; started by it
 """
 
 import base64
@@ -26,9 +26,9 @@ from epdserve.kvstore.staging import StagingPool
 from epdserve.kvstore.transfer.base import Copy, TransferState
 from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.kvstore.types import Endpoint, MemoryRegion, RegionDescriptor
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, Row, Rows, Target, times_s
+from epdserve.loadtest.kv_bench.row import BLOCK_BYTES, Row, Rows, Target, times_s
 
-_MODULE: Final = "epdserve.loadtest.kv_bench_nixl"
+_MODULE: Final = "epdserve.loadtest.kv_bench.nixl"
 _PATIENCE_S: Final = 120.0
 _BLOCKS: Final = 512  # 56 MiB: beyond the caches
 _MEBI: Final = 1 << 20

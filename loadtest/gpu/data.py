@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from epdserve.kernels.attention.entries import Selected, Window
 from epdserve.kernels.indexer.pages import IndexPages
-from epdserve.loadtest.gpu_shapes import Shapes
+from epdserve.loadtest.gpu.shapes import Shapes
 from torch import Tensor
 
 

@@ -1,6 +1,6 @@
 """What images cost a server: TTFT with them, beside them, and without.
 
-    python -m epdserve.loadtest.vision_serving [--json FILE]
+    python -m epdserve.loadtest.vision.serving [--json FILE]
 
 Starts servers with an encode pool through the command line, and asks over HTTP with streams of one token. All figures
 of a row come from one run, in turns. Servers, their workers and this client share the machine's cores.
@@ -26,7 +26,7 @@ import numpy as np
 import typer
 from epdserve.loadtest.client import new_client, stream_chat
 from epdserve.loadtest.figures import percentile
-from epdserve.loadtest.kv_bench_row import Row, Target
+from epdserve.loadtest.kv_bench.row import Row, Target
 from epdserve.loadtest.server import command, running_server
 from epdserve.loadtest.workloads import prose
 from PIL import Image
@@ -217,7 +217,7 @@ class Encoder:
     @contextmanager
     def saturated(self) -> Iterator[None]:
         """More images than it can embed, over its own RPC: no other worker sees them."""
-        command = [sys.executable, "-P", "-m", "epdserve.loadtest.vision_load", self._address]
+        command = [sys.executable, "-P", "-m", "epdserve.loadtest.vision.load", self._address]
         with subprocess.Popen([*command, *self._arguments]) as load:
             _pin(load.pid, {self._core})
             try:

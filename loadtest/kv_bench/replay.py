@@ -22,7 +22,7 @@ from epdserve.kvstore.ssd.retention import (
     plan_eviction,
 )
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_row import Row, Rows
+from epdserve.loadtest.kv_bench.row import Row, Rows
 from epdserve.loadtest.traces import BLOCK_TOKENS, TracedRequest, generate, read_mooncake
 
 Access = Callable[[float, Sequence[int]], int]  # (time, blocks of a prompt) -> length of the hit in blocks

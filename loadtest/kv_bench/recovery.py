@@ -2,7 +2,7 @@
 
 A process of its own fills the directory and is killed:
 
-    python -m epdserve.loadtest.kv_bench_recovery fill FOLDER BLOCKS
+    python -m epdserve.loadtest.kv_bench.recovery fill FOLDER BLOCKS
 """
 
 import os
@@ -20,10 +20,10 @@ from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader
 from epdserve.kvstore.ssd.tier import DirectorySpec, SsdTier
 from epdserve.kvstore.ssd.write_behind import BlockPut
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_memory import aligned_pages
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target
+from epdserve.loadtest.kv_bench.memory import aligned_pages
+from epdserve.loadtest.kv_bench.row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target
 
-_MODULE: Final = "epdserve.loadtest.kv_bench_recovery"
+_MODULE: Final = "epdserve.loadtest.kv_bench.recovery"
 _BATCH: Final = 256
 _TENANT: Final = b"kv_bench tenant."
 _ROOT: Final = bytes(32)

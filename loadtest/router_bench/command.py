@@ -23,8 +23,8 @@ from typing import Annotated, Any, Final
 
 import httpx
 import typer
-from epdserve.loadtest.router_bench_client import Counted, count
-from epdserve.loadtest.router_bench_long import long_prompt
+from epdserve.loadtest.router_bench.client import Counted, count
+from epdserve.loadtest.router_bench.long import long_prompt
 
 _START_S: Final = 60.0
 _TOKENS: Final = 16
@@ -69,7 +69,7 @@ def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[S
         ready = folder / "ready"
         stack.enter_context(
             _process(
-                "epdserve.loadtest.router_bench_workers",
+                "epdserve.loadtest.router_bench.workers",
                 "--registry",
                 registry_url,
                 "--token-file",
@@ -130,7 +130,7 @@ def streams(served: Served, *, clients: int, seconds: float, quick_acks: bool) -
 
 def added(served: Served, *, rounds: int = 5, seconds: float = 1.0) -> dict[str, Any]:
     """What the router adds to the first token of one client: over a client that asks the workers itself, in turns."""
-    command = [sys.executable, "-P", "-m", "epdserve.loadtest.router_bench_workers", "--direct", "200"]
+    command = [sys.executable, "-P", "-m", "epdserve.loadtest.router_bench.workers", "--direct", "200"]
     command += ["--token-file", str(served.folder / "token"), "--ready", str(served.folder / "ready")]
     through, direct = [], []
     for _ in range(rounds):
@@ -291,7 +291,3 @@ def _peer(text: str) -> Served:
     name, _, place = text.partition("=")
     url, _, model = place.partition(",")
     return Served(name, url, model)
-
-
-if __name__ == "__main__":
-    typer.run(main)

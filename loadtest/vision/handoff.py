@@ -1,7 +1,7 @@
 """Embeddings of a large image, read over NIXL out of another process, beside a copy of as many bytes.
 
-    python -m epdserve.loadtest.vision_handoff               starts the process that lends; prints a table
-    python -m epdserve.loadtest.vision_handoff lend FILE     the other side
+    python -m epdserve.loadtest.vision.handoff               starts the process that lends; prints a table
+    python -m epdserve.loadtest.vision.handoff lend FILE     the other side
 
 An image of the released model's largest span, 1,024 embeddings of 5,120 bfloat16 values, in the store and the slots
 that workers use. Both sides touch their memory first; reads and copies take turns. One floor copies out of memory that
@@ -25,7 +25,7 @@ from epdserve.kvstore.staging import StagingPool
 from epdserve.kvstore.transfer.base import Copy, TransferState
 from epdserve.kvstore.transfer.nixl import NixlTransfer
 from epdserve.kvstore.types import Endpoint, RegionDescriptor
-from epdserve.loadtest.kv_bench_row import Row, Target, times_s
+from epdserve.loadtest.kv_bench.row import Row, Target, times_s
 from epdserve.services.engine.embedding_store import EmbeddingStore, gather_rows, slot_checksum
 from epdserve.services.engine.image_metrics import EmbeddingMetrics
 from epdserve.services.image_types import EMBEDDINGS
@@ -145,7 +145,7 @@ def measure() -> list[Row]:
 
 
 def _rates(shared: str) -> list[float]:
-    command = [sys.executable, "-P", "-m", "epdserve.loadtest.vision_handoff", "lend", shared]
+    command = [sys.executable, "-P", "-m", "epdserve.loadtest.vision.handoff", "lend", shared]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:
         assert lender.stdin is not None
         assert lender.stdout is not None

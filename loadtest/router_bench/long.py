@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
-from epdserve.loadtest.router_bench_waits import steady_streams
+from epdserve.loadtest.router_bench.waits import steady_streams
 
 # What was asked last may be rendered still
 _SETTLE_S: Final = 1.0

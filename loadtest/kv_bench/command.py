@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from epdserve.loadtest import (
-    kv_bench_index,
-    kv_bench_memory,
-    kv_bench_nixl,
-    kv_bench_peers,
-    kv_bench_recovery,
-    kv_bench_replay,
-    kv_bench_ssd,
-)
-from epdserve.loadtest.kv_bench_row import Row, Rows
+from epdserve.loadtest.kv_bench import index, memory, nixl, peers, recovery, replay, ssd
+from epdserve.loadtest.kv_bench.row import Row, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +31,13 @@ class Options:
 
 
 GROUPS: Final[dict[str, Callable[[Options], Rows]]] = {
-    "memory": lambda _: kv_bench_memory.measure(),
-    "ssd": lambda _: kv_bench_ssd.measure(),
-    "peers": lambda options: kv_bench_peers.measure(options.peers),
-    "nixl": lambda _: kv_bench_nixl.measure(),
-    "index": lambda _: kv_bench_index.measure(),
-    "recovery": lambda options: kv_bench_recovery.measure(options.recovery_gb),
-    "replay": lambda options: kv_bench_replay.measure(options.traces),
+    "memory": lambda _: memory.measure(),
+    "ssd": lambda _: ssd.measure(),
+    "peers": lambda options: peers.measure(options.peers),
+    "nixl": lambda _: nixl.measure(),
+    "index": lambda _: index.measure(),
+    "recovery": lambda options: recovery.measure(options.recovery_gb),
+    "replay": lambda options: replay.measure(options.traces),
 }
 
 
@@ -97,7 +89,3 @@ def main(
         json_file.write_text(json.dumps({"machine": head, "rows": [row.as_json() for row in rows]}, indent=1))
     if strict and any(row.met is False for row in rows):
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 from epdserve.kernels.indexer.pages import RowTiles
-from epdserve.loadtest.gpu_data import index_pages, selected, windows
-from epdserve.loadtest.gpu_layers import Rows, Weights, layer
-from epdserve.loadtest.gpu_shapes import Kind, Shapes
-from epdserve.loadtest.gpu_timing import Timer
+from epdserve.loadtest.gpu.data import index_pages, selected, windows
+from epdserve.loadtest.gpu.layers import Rows, Weights, layer
+from epdserve.loadtest.gpu.shapes import Kind, Shapes
+from epdserve.loadtest.gpu.timing import Timer
 from torch import Tensor
 
 Measured = tuple[str, float]  # what, seconds

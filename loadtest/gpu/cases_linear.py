@@ -17,9 +17,9 @@ from epdserve.kernels.quant.reference import (
     dequantize_mxfp4_ref,
     quantize_fp8_ref,
 )
-from epdserve.loadtest.gpu_case import Case, CaseMaker, compare, first_problem, same_bits
-from epdserve.loadtest.gpu_data import bf16, fp8_codes, nibbles, powers, small_powers
-from epdserve.loadtest.gpu_shapes import Shapes
+from epdserve.loadtest.gpu.case import Case, CaseMaker, compare, first_problem, same_bits
+from epdserve.loadtest.gpu.data import bf16, fp8_codes, nibbles, powers, small_powers
+from epdserve.loadtest.gpu.shapes import Shapes
 from torch import Tensor
 
 _SWIGLU_LIMIT = 10.0

@@ -21,8 +21,8 @@ from epdserve.kvstore.ssd.retention import Admission, RetentionPolicy
 from epdserve.kvstore.ssd.tier import DirectorySpec, SsdSettings, SsdTier
 from epdserve.kvstore.ssd.write_behind import BlockPut
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_memory import aligned_pages, blocks
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
+from epdserve.loadtest.kv_bench.memory import aligned_pages, blocks
+from epdserve.loadtest.kv_bench.row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
 from numpy.typing import NDArray
 
 _THREADS: Final = 4

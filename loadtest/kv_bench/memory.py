@@ -6,7 +6,7 @@ from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, Checksum
 from epdserve.kvstore.host_cache import HostCache
 from epdserve.kvstore.staging import Bytes, StagingPool
 from epdserve.kvstore.types import BlockHash
-from epdserve.loadtest.kv_bench_row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
+from epdserve.loadtest.kv_bench.row import BLOCK_BYTES, PAYLOAD_BYTES, Row, Rows, Target, times_s
 from numpy.typing import NDArray
 
 

@@ -26,8 +26,8 @@ from epdserve.kernels.moe.route_rows import plan_experts, route
 from epdserve.kernels.norm import rms_norm
 from epdserve.kernels.quant.rows import quantize_fp4_e8m0, quantize_fp8
 from epdserve.kernels.rope import apply_rope
-from epdserve.loadtest.gpu_data import bf16, fp8_codes, nibbles, small_powers
-from epdserve.loadtest.gpu_shapes import Kind, Shapes
+from epdserve.loadtest.gpu.data import bf16, fp8_codes, nibbles, small_powers
+from epdserve.loadtest.gpu.shapes import Kind, Shapes
 from torch import Tensor
 
 _EPS: Final = 1e-20

@@ -28,9 +28,9 @@ from epdserve.kernels.sampling.drafts import verify_drafts_ref
 from epdserve.kernels.sampling.draw import sample
 from epdserve.kernels.sampling.reference import sample_ref
 from epdserve.kernels.sampling.verify import verify_drafts
-from epdserve.loadtest.gpu_case import Case, CaseMaker, compare, first_problem, same_bits
-from epdserve.loadtest.gpu_data import bf16
-from epdserve.loadtest.gpu_shapes import Shapes
+from epdserve.loadtest.gpu.case import Case, CaseMaker, compare, first_problem, same_bits
+from epdserve.loadtest.gpu.data import bf16
+from epdserve.loadtest.gpu.shapes import Shapes
 from torch import Tensor
 
 _EPS = 1e-20

@@ -1,4 +1,4 @@
-"""Rows of other projects' stores, measured in the same run by an interpreter that has them (``kv_peers.py``)."""
+"""Rows of other projects' stores, measured in the same run by an interpreter that has them (``peer_stores.py``)."""
 
 import json
 import subprocess
@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from epdserve.loadtest.kv_bench_row import Row, Rows
+from epdserve.loadtest.kv_bench.row import Row, Rows
 
-_SCRIPT: Final = Path(__file__).with_name("kv_peers.py")
+_SCRIPT: Final = Path(__file__).with_name("peer_stores.py")
 _PEERS: Final = {
     "mooncake": "Mooncake store, one process, TCP, batches",
     "lmcache": "LMCache LocalCPUBackend",

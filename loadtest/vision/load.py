@@ -1,6 +1,6 @@
-"""Keeps an encode worker busy over its own RPC; started by ``vision_serving``.
+"""Keeps an encode worker busy over its own RPC; started by ``serving``.
 
-    python -m epdserve.loadtest.vision_load ADDRESS TOKEN_FILE
+    python -m epdserve.loadtest.vision.load ADDRESS TOKEN_FILE
 
 The same pixels under ever new names, so that each is embedded again; more of them at a time than fit one batch.
 """
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from epdserve.loadtest.vision_serving import picture_bytes
+from epdserve.loadtest.vision.serving import picture_bytes
 from epdserve.services.errors import ServiceError
 from epdserve.services.image_types import EncodeImage, EncodeJob
 from epdserve.services.rpc.encode_client import EncodeClient

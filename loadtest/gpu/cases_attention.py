@@ -19,9 +19,9 @@ from epdserve.kernels.quant.reference import (
     dequantize_fp8_ref,
 )
 from epdserve.kernels.rope.reference import apply_rope_inverse_ref
-from epdserve.loadtest.gpu_case import Case, CaseMaker, compare, first_problem, same_bits
-from epdserve.loadtest.gpu_data import bf16, index_pages, nibbles, powers, selected, windows
-from epdserve.loadtest.gpu_shapes import Shapes
+from epdserve.loadtest.gpu.case import Case, CaseMaker, compare, first_problem, same_bits
+from epdserve.loadtest.gpu.data import bf16, index_pages, nibbles, powers, selected, windows
+from epdserve.loadtest.gpu.shapes import Shapes
 from torch import Tensor
 
 _CHECKED_ENTRIES = 4096  # of a long row, compared with the reference

@@ -11,7 +11,7 @@ from epdserve.kvstore.block_index import BlockIndex
 from epdserve.kvstore.blocks import BlockManager
 from epdserve.kvstore.hashing import prefix_hash_chain
 from epdserve.kvstore.types import BlockEvents, BlockHash, PageId
-from epdserve.loadtest.kv_bench_row import Row, Rows, Target, times_s
+from epdserve.loadtest.kv_bench.row import Row, Rows, Target, times_s
 
 _BLOCK_TOKENS = 128
 

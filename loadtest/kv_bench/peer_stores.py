@@ -1,6 +1,6 @@
 """Put and get of the same blocks by other projects' stores, in an interpreter that has them and nothing of ours:
 
-    PYTHON loadtest/kv_peers.py mooncake|lmcache        prints figures in GB/s as JSON
+    PYTHON loadtest/kv_bench/peer_stores.py mooncake|lmcache        prints figures in GB/s as JSON
 
 See README.md for the environment that PYTHON comes from. Both run in one process over host memory, as our rows of the
 same table do; neither verifies what it hands out.
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-BLOCK_BYTES = 114_688  # as in kv_bench_row.py, which is not to be imported here
+BLOCK_BYTES = 114_688  # as in row.py, which is not to be imported here
 COUNT, ROUNDS = 256, 9
 
 

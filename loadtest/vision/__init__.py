@@ -1,0 +1,1 @@
+"""Images: the tower alone, embeddings between processes, and first tokens with them."""
