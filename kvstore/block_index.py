@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from epdserve.kvstore.holder_table import HolderTable
 from epdserve.kvstore.types import BlockEvents, BlockHash
-
-_LONG: Final = 48  # blocks from which looking all of them up together is faster, even if few are known
 
 
 @dataclass(slots=True)
@@ -43,7 +40,7 @@ class BlockIndex:
         self._workers: dict[str, _Worker] = {}
         self._table = HolderTable()  # one lookup answers for all workers
         self._free_numbers: list[int] = []
-        self._names: dict[int, str] = {}  # by number
+        self._names: list[str] = []  # by number; of one that is free, its last one
         self._snapshots = 0
         self._events = 0
         self._gaps = 0
@@ -58,9 +55,7 @@ class BlockIndex:
         """
         known = self._workers.get(worker)
         if known is None:
-            number = self._free_numbers.pop() if self._free_numbers else len(self._workers)
-            known = self._workers[worker] = _Worker(number, next_seq)
-            self._names[number] = worker
+            known = self._workers[worker] = _Worker(self._number(worker), next_seq)
         else:
             self._table.clear(known.number)
         self._table.add(known.number, tuple(hashes))
@@ -95,43 +90,22 @@ class BlockIndex:
         if known is not None:
             self._table.clear(known.number)
             self._free_numbers.append(known.number)
-            del self._names[known.number]
+
+    def _number(self, worker: str) -> int:
+        """A number for a new worker, which is called by it from now on."""
+        if not self._free_numbers:
+            self._names.append(worker)
+            return len(self._names) - 1
+        number = self._free_numbers.pop()
+        self._names[number] = worker
+        return number
 
     def longest_prefix(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
         """Blocks of a chain each worker holds from its start on; workers that hold none are left out."""
-        if len(hashes) >= _LONG:
-            return self._longest_prefix_of_many(hashes)
-        names = {1 << number: worker for number, worker in self._names.items()}
-        lengths: dict[str, int] = {}
-        mask = sum(names)
-        length = 0
-        for length, holders in enumerate(self._table.holders(hashes)):
-            held = holders & mask
-            if held != mask:
-                if length:
-                    _note(lengths, names, mask & ~held, length)
-                mask = held
-                if not mask:
-                    return lengths
-        if hashes:
-            _note(lengths, names, mask, length + 1)
-        return lengths
-
-    def _longest_prefix_of_many(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
-        if not next(self._table.holders(hashes[:1])):
-            return {}
-        names = self._names
-        return {names[number]: blocks for number, blocks in self._table.prefix_lengths(hashes).items()}
+        return self._table.prefix_lengths(hashes, self._names)
 
     def counts(self) -> BlockIndexCounts:
         """Size and news so far."""
         return BlockIndexCounts(
             len(self._workers), len(self._table), self._snapshots, self._events, self._gaps
         )
-
-
-def _note(lengths: dict[str, int], names: dict[int, str], mask: int, length: int) -> None:
-    while mask:
-        bit = mask & -mask
-        lengths[names[bit]] = length
-        mask ^= bit

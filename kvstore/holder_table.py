@@ -1,18 +1,22 @@
 """From a block's hash to the set of its holders, in flat arrays: some 60 bytes a block however many hold it.
 
 A dictionary takes twice that for a key of 16 bytes, and a set for each holder as much again. Here a block is three
-64-bit numbers: two for its hash, and a bit for each of up to 64 holders; every further 64 holders cost one more. Open
+64-bit numbers: two for its hash, and a bit for each of up to 64 holders; every further 64 holders cost one more. They
+lie side by side: of a large table nothing is in any cache, and up to 384 holders' slots are one line each of it. Open
 addressing with linear probing; hashes are random already, so their low bits are the place to begin. Work on the whole
-table (growing, forgetting a holder, loading a snapshot) runs in numpy. Not thread-safe.
+table (growing, forgetting a holder, loading a snapshot) runs in numpy, and looking a chain up in ``prefix_lookup.c``
+where that was compiled. Not thread-safe.
 """
 
 from __future__ import annotations
 
+import importlib
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import xor
+from types import ModuleType
 from typing import Final
 
 import numpy as np
@@ -22,10 +26,13 @@ from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 
 _PAIR: Final = struct.Struct("<QQ")
 _WORD_BITS: Final = 64
+_KEY_WORDS: Final = 2
+_LINE_WORDS: Final = 8  # of a cache's line
 _MIN_CAPACITY: Final = 1024
 _MAX_LOAD: Final = 0.625  # of slots in use; a miss then looks at 4 on average
 _NEW_LOAD: Final = 0.5  # at most, after a rebuild; at least half of it, which is 96 bytes a block
 _BULK: Final = 4096  # hashes from which numpy beats a loop
+_LONG: Final = 48  # blocks from which looking all of them up together is faster, even if few are known
 
 # Low words are stored turned by this, so that a pair of zeros is an empty slot. The one hash that would be stored as
 # zeros is never remembered; nobody will meet it.
@@ -33,6 +40,20 @@ _TURN: Final = 0x9E3779B97F4A7C15
 _ROUNDS: Final = 2  # in which the whole chain is looked for; most hashes are found then
 
 _NOTHING: Final = (0, 0, 0)
+
+_VERSION: Final = 1  # of prefix_lookup.c: a module left over from another version is not used
+
+
+def _load() -> ModuleType | None:
+    """The compiled walk over a table, where the package was installed with a C compiler."""
+    try:
+        module = importlib.import_module("epdserve.kvstore._prefix_lookup")
+    except ImportError:
+        return None
+    return module if module.VERSION == _VERSION else None
+
+
+_native = _load()
 
 Words = npt.NDArray[np.uint64]
 
@@ -55,34 +76,58 @@ class HolderTable:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return 8 * (2 + self._words) * (self._mask + 1)
+        return 8 * len(self._slots)
 
     def holders(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
         """Bit mask of the holders of each block in turn, 0 for an unknown one."""
-        lows, highs, bits, mask, words = self._lows, self._highs, self._bits, self._mask, self._words
+        slots, base, stride, mask, words = self._slots, self._base, self._stride, self._mask, self._words
         for low, high in _pairs(hashes, keep_length=True):
             low ^= _TURN
             slot = low & mask
-            while (found := lows[slot]) != low or highs[slot] != high:
-                if not found and not highs[slot]:
+            at = base + slot * stride
+            while (found := slots[at]) != low or slots[at + 1] != high:
+                if not found and not slots[at + 1]:
                     break
                 slot = (slot + 1) & mask
+                at = base + slot * stride
             else:
-                yield bits[slot] if words == 1 else self._all_bits(slot)
+                yield slots[at + 2] if words == 1 else self._all_bits(at)
                 continue
             yield 0
 
-    def prefix_lengths(self, hashes: Sequence[BlockHash]) -> dict[int, int]:
+    def prefix_lengths(self, hashes: Sequence[BlockHash], names: list[str]) -> dict[str, int]:
         """How many blocks of a chain each holder has from its start on, without those who have none.
 
-        For chains of dozens of blocks and more: all are looked up together.
+        Args:
+            names: What holders are called, by their numbers.
         """
+        if _native is not None:
+            found: dict[str, int] = _native.prefix_lengths(
+                self._slots, self._base, self._stride, self._mask, _TURN, list(hashes), names
+            )
+            return found
+        if len(hashes) >= _LONG:
+            return self._prefix_lengths_of_many(hashes, names)
+        lengths: dict[str, int] = {}
+        alive = 0
+        for length, holders in enumerate(self.holders(hashes)):
+            if length:
+                _note(lengths, names, alive & ~holders, length)
+            alive = alive & holders if length else holders
+            if not alive:
+                return lengths
+        _note(lengths, names, alive, len(hashes))
+        return lengths
+
+    def _prefix_lengths_of_many(self, hashes: Sequence[BlockHash], names: list[str]) -> dict[str, int]:
+        """For chains of dozens of blocks and more: all are looked up together."""
+        if not next(self.holders(hashes[:1])):
+            return {}
         pairs = np.frombuffer(_joined(hashes, keep_length=True), "<u8").reshape(-1, 2)
         slots = self._find_soon(pairs[:, 0] ^ np.uint64(_TURN), pairs[:, 1])
         if not len(slots):
             return {}
-        _, _, bits = self._arrays()
-        held = np.bitwise_and.accumulate(bits.take(slots, axis=0), axis=0)
+        held = np.bitwise_and.accumulate(self._table().take(slots, axis=0)[:, _KEY_WORDS:], axis=0)
         # Holders drop out at a few places; in between, all that hold a block hold the next one
         ends = np.unique(np.flatnonzero(held[1:] != held[:-1]) // self._words) + 1
         ends = np.append(ends, len(slots))
@@ -90,7 +135,8 @@ class HolderTable:
         lost[:-1] ^= held[ends[:-1]]
         flags = np.unpackbits(lost.astype("<u8", copy=False).view(np.uint8), bitorder="little")
         places, holders = np.divmod(np.flatnonzero(flags.view(np.bool_)), self._words * _WORD_BITS)
-        return dict(zip(holders.tolist(), ends[places].tolist(), strict=True))
+        lengths = zip(holders.tolist(), ends[places].tolist(), strict=True)
+        return {names[holder]: length for holder, length in lengths}
 
     def add(self, holder: int, hashes: Sequence[BlockHash]) -> None:
         """Note that a holder has blocks."""
@@ -99,32 +145,33 @@ class HolderTable:
             self._add_in_bulk(holder, hashes)
             return
         self._reserve(len(hashes))
-        lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
-        bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
-        alone = words == 1  # no other word can hold a bit of the slot
+        slots, base, stride, mask = self._slots, self._base, self._stride, self._mask
+        word, bit = _KEY_WORDS + holder // _WORD_BITS, 1 << holder % _WORD_BITS
+        alone = self._words == 1  # no other word can hold a bit of the slot
         count, all_lows, all_highs = self._folds.get(holder, _NOTHING)
         for low, high in _pairs(hashes):
             low ^= _TURN
             if not (low or high):
                 continue
             slot = low & mask
-            dead = -1
-            while (found := lows[slot]) != low or highs[slot] != high:
-                if not found and not highs[slot]:
+            at, dead = base + slot * stride, -1
+            while (found := slots[at]) != low or slots[at + 1] != high:
+                if not found and not slots[at + 1]:
                     if dead < 0:
                         self._used += 1
                     else:
-                        slot = dead
-                    lows[slot], highs[slot] = low, high
+                        at = dead
+                    slots[at], slots[at + 1] = low, high
                     break
-                if dead < 0 and not bits[slot * words + word] and (alone or not self._all_bits(slot)):
-                    dead = slot
+                if dead < 0 and not slots[at + word] and (alone or not self._all_bits(at)):
+                    dead = at
                 slot = (slot + 1) & mask
-            held = bits[at := slot * words + word]
-            if not held and (alone or not self._all_bits(slot)):
+                at = base + slot * stride
+            held = slots[at + word]
+            if not held and (alone or not self._all_bits(at)):
                 self._live += 1
             if not held & bit:
-                bits[at] = held | bit
+                slots[at + word] = held | bit
                 count, all_lows, all_highs = count + 1, all_lows ^ low, all_highs ^ high
         self._folds[holder] = count, all_lows, all_highs
 
@@ -132,23 +179,25 @@ class HolderTable:
         """Note that a holder has blocks no more; those it never had are ignored."""
         if holder >= self._words * _WORD_BITS:
             return
-        lows, highs, mask, words = self._lows, self._highs, self._mask, self._words
-        bits, word, bit = self._bits, holder // _WORD_BITS, 1 << holder % _WORD_BITS
-        alone = words == 1
+        slots, base, stride, mask = self._slots, self._base, self._stride, self._mask
+        word, bit = _KEY_WORDS + holder // _WORD_BITS, 1 << holder % _WORD_BITS
+        alone = self._words == 1
         count, all_lows, all_highs = self._folds.get(holder, _NOTHING)
         for low, high in _pairs(hashes):
             low ^= _TURN
             slot = low & mask
-            while (found := lows[slot]) != low or highs[slot] != high:
-                if not found and not highs[slot]:
+            at = base + slot * stride
+            while (found := slots[at]) != low or slots[at + 1] != high:
+                if not found and not slots[at + 1]:
                     break
                 slot = (slot + 1) & mask
+                at = base + slot * stride
             else:
-                held = bits[at := slot * words + word]
+                held = slots[at + word]
                 if held & bit:
-                    bits[at] = held = held ^ bit
+                    slots[at + word] = held = held ^ bit
                     count, all_lows, all_highs = count - 1, all_lows ^ low, all_highs ^ high
-                    if not held and (alone or not self._all_bits(slot)):
+                    if not held and (alone or not self._all_bits(at)):
                         self._live -= 1
         self._folds[holder] = count, all_lows, all_highs
 
@@ -156,7 +205,7 @@ class HolderTable:
         """Note that a holder has nothing."""
         self._folds.pop(holder, None)
         if holder < self._words * _WORD_BITS:
-            _, _, bits = self._arrays()
+            bits = self._table()[:, _KEY_WORDS:]
             bits[:, holder // _WORD_BITS] &= ~_bit(holder)
             self._live = int(np.count_nonzero(bits.any(axis=1)))
             if self._live < self._mask // 8:
@@ -170,32 +219,26 @@ class HolderTable:
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _allocate(self, capacity: int) -> None:
-        self._mask = capacity - 1
+        self._mask, self._stride = capacity - 1, _KEY_WORDS + self._words
         # array gives plain ints faster than numpy does; numpy looks at the same memory for whole-table work
-        self._lows, self._highs = (array("Q", bytes(8 * capacity)) for _ in range(2))
-        # All words of a slot side by side: of a large table, little more than a line of it is in no cache yet
-        self._bits = array("Q", bytes(8 * capacity * self._words))
+        self._slots = array("Q", bytes(8 * (capacity * self._stride + _LINE_WORDS - 1)))
+        self._base = -(self._slots.buffer_info()[0] // 8) % _LINE_WORDS
 
-    def _all_bits(self, slot: int) -> int:
-        first = slot * self._words
-        words = self._bits[first : first + self._words]
+    def _all_bits(self, at: int) -> int:
+        words = self._slots[at + _KEY_WORDS : at + self._stride]
         return sum(held << _WORD_BITS * word for word, held in enumerate(words))
 
-    def _arrays(self) -> tuple[Words, Words, Words]:
-        """Low and high words, and bits: (slots, words)."""
-        return (
-            np.frombuffer(self._lows, np.uint64),
-            np.frombuffer(self._highs, np.uint64),
-            np.frombuffer(self._bits, np.uint64).reshape(-1, self._words),
-        )
+    def _table(self) -> Words:
+        """(slots, words): low and high word, then bits."""
+        count = (self._mask + 1) * self._stride
+        return np.frombuffer(self._slots, np.uint64, count, 8 * self._base).reshape(-1, self._stride)
 
     def _make_room_for(self, holder: int) -> None:
         if holder >= self._words * _WORD_BITS:
-            _, _, narrow = self._arrays()
+            narrow = self._table()
             self._words = holder // _WORD_BITS + 1
-            self._bits = array("Q", bytes(8 * len(narrow) * self._words))
-            _, _, wide = self._arrays()
-            wide[:, : narrow.shape[1]] = narrow
+            self._allocate(len(narrow))
+            self._table()[:, : narrow.shape[1]] = narrow
 
     def _reserve(self, more: int) -> None:
         if self._used + more > _MAX_LOAD * (self._mask + 1):
@@ -206,14 +249,18 @@ class HolderTable:
         low, high = pairs[:, 0] ^ np.uint64(_TURN), pairs[:, 1]
         slots = self._find(low, high)
         known = slots >= 0
-        lows, highs, bits = self._arrays()
+        table, word = self._table(), _KEY_WORDS + holder // _WORD_BITS
         known &= (low != 0) | (high != 0)
         at = np.unique(slots[known])
-        at = at[(bits[at, holder // _WORD_BITS] & _bit(holder)) == 0]
-        bits[at, holder // _WORD_BITS] |= _bit(holder)
+        at = at[(table[at, word] & _bit(holder)) == 0]
+        table[at, word] |= _bit(holder)
         fresh = np.unique(np.stack((low[~known], high[~known]), axis=1), axis=0)
         fresh = fresh[fresh.any(axis=1)]
-        parts = (self._folds.get(holder, _NOTHING), fold(lows[at], highs[at]), fold(fresh[:, 0], fresh[:, 1]))
+        parts = (
+            self._folds.get(holder, _NOTHING),
+            fold(table[at, 0], table[at, 1]),
+            fold(fresh[:, 0], fresh[:, 1]),
+        )
         counts, all_lows, all_highs = zip(*parts, strict=True)
         self._folds[holder] = sum(counts), reduce(xor, all_lows), reduce(xor, all_highs)
         self._rebuild(0, fresh, holder)
@@ -223,22 +270,24 @@ class HolderTable:
 
         All are looked for in the first places together; the few that are not there, one by one.
         """
-        lows, mask = np.frombuffer(self._lows, np.int64), self._mask
+        plain, flat, mask = self._slots, np.frombuffer(self._slots, np.int64), self._mask
+        base, stride = self._base, self._stride
         wanted = low.view(np.int64)
         slots = wanted & mask
-        found = lows.take(slots)  # some times faster than ``lows[slots]``
+        found = flat.take(base + slots * stride)  # some times faster than ``flat[...]``
         pending = np.flatnonzero((found != wanted) & (found != 0))
         for _ in range(_ROUNDS):
             slots[pending] = at = (slots.take(pending) + 1) & mask
-            found = lows.take(at)
+            found = flat.take(base + at * stride)
             pending = pending[(found != wanted.take(pending)) & (found != 0)]
         for index in pending.tolist():
-            key, slot = int(wanted[index]), int(slots[index])
-            while lows[slot] != key and lows[slot]:
+            key, slot = int(low[index]), int(slots[index])
+            while (seen := plain[base + slot * stride]) != key and seen:
                 slot = (slot + 1) & mask
             slots[index] = slot
-        there = lows.take(slots) == wanted
-        there &= np.frombuffer(self._highs, np.uint64).take(slots) == high
+        places = base + slots * stride
+        there = flat.take(places) == wanted
+        there &= flat.take(places + 1) == high.view(np.int64)
         length = int(there.argmin())
         if not there[length]:
             slots = slots[:length]
@@ -250,12 +299,12 @@ class HolderTable:
 
     def _find(self, low: Words, high: Words) -> npt.NDArray[np.int64]:
         """Slot of each hash, -1 for an unknown one."""
-        lows, highs, _ = self._arrays()
+        table = self._table()
         slots = np.full(len(low), -1, np.int64)
         pending = np.arange(len(low))
         at = (low & np.uint64(self._mask)).astype(np.int64)
         while len(pending):
-            here_low, here_high = lows[at], highs[at]
+            here_low, here_high = table[at, 0], table[at, 1]
             hit = (here_low == low[pending]) & (here_high == high[pending])
             slots[pending[hit]] = at[hit]
             go_on = ~hit & ((here_low != 0) | (here_high != 0))
@@ -264,22 +313,20 @@ class HolderTable:
 
     def _rebuild(self, more: int, fresh: Words | None = None, holder: int = 0) -> None:
         """Move to a table with room for ``more``, without dead slots and with ``fresh`` hashes of a holder."""
-        lows, highs, bits = self._arrays()
-        live = bits.any(axis=1)
-        low, high, held = lows[live], highs[live], bits[live]
+        table = self._table()
+        kept = table[table[:, _KEY_WORDS:].any(axis=1)]
         if fresh is not None:
-            low, high = np.concatenate((low, fresh[:, 0])), np.concatenate((high, fresh[:, 1]))
-            new = np.zeros((len(fresh), self._words), np.uint64)
-            new[:, holder // _WORD_BITS] = _bit(holder)
-            held = np.concatenate((held, new))
+            new = np.zeros((len(fresh), self._stride), np.uint64)
+            new[:, :_KEY_WORDS] = fresh
+            new[:, _KEY_WORDS + holder // _WORD_BITS] = _bit(holder)
+            kept = np.concatenate((kept, new))
         capacity = _MIN_CAPACITY
-        while len(low) + more > _NEW_LOAD * capacity:
+        while len(kept) + more > _NEW_LOAD * capacity:
             capacity *= 2
         self._allocate(capacity)
-        self._live = self._used = len(low)
-        order, slots = _places(low, capacity)
-        for source, target in zip((low, high, held), self._arrays(), strict=True):
-            target[slots] = source[order]
+        self._live = self._used = len(kept)
+        order, slots = _places(kept[:, 0], capacity)
+        self._table()[slots] = kept[order]
 
 
 def _places(low: Words, capacity: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -308,6 +355,12 @@ def _joined(hashes: Sequence[BlockHash], *, keep_length: bool = False) -> bytes:
         return joined
     unknown = _PAIR.pack(_TURN, 0) if keep_length else b""
     return b"".join(h if len(h) == BLOCK_HASH_BYTES else unknown for h in hashes)
+
+
+def _note(lengths: dict[str, int], names: list[str], holders: int, length: int) -> None:
+    while holders:
+        lengths[names[(holders & -holders).bit_length() - 1]] = length
+        holders &= holders - 1
 
 
 def _bit(holder: int) -> np.uint64:

@@ -1,5 +1,11 @@
+import importlib.util
 import random
+import shutil
+import subprocess
+import sysconfig
 from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -8,7 +14,37 @@ from epdserve.kvstore.holder_table import HolderTable
 from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockHash
 
+SOURCE = Path(holder_table.__file__).with_name("prefix_lookup.c")
+NAMES = [str(number) for number in range(256)]
 ZERO_PAIR = BlockHash(holder_table._TURN.to_bytes(8, "little") + bytes(8))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """What ``prefix_lookup.c`` says now, whatever was installed."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    headers = Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").is_file():
+        pytest.skip("no C compiler, or no headers of Python")
+    library = tmp_path_factory.mktemp("native") / "_prefix_lookup.abi3.so"
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    subprocess.run(
+        [compiler, "-O2", "-shared", "-fPIC", *warnings, f"-I{headers}", str(SOURCE), "-o", str(library)],
+        check=True,
+        timeout=60,
+    )
+    spec = importlib.util.spec_from_file_location("_prefix_lookup", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = request.getfixturevalue("compiled") if request.param == "native" else None
+    monkeypatch.setattr(holder_table, "_native", native)
 
 
 def hashes(count: int, seed: int = 0) -> list[BlockHash]:
@@ -20,6 +56,10 @@ def crowded(number: int) -> BlockHash:
     """Hashes that all begin to probe at the table's last slot, so that most run over its end."""
     low = (number << 40 | 0xFFFFFFFFFF) ^ holder_table._TURN & 0xFFFFFFFFFF
     return BlockHash(low.to_bytes(8, "little") + bytes(8))
+
+
+def lengths_in(table: HolderTable, chain: list[BlockHash]) -> dict[int, int]:
+    return {int(name): length for name, length in table.prefix_lengths(chain, NAMES).items()}
 
 
 def prefix_lengths(model: dict[BlockHash, set[int]], chain: list[BlockHash]) -> dict[int, int]:
@@ -61,7 +101,7 @@ def test_random_steps_agree_with_a_dictionary_of_sets(
         for one in holders:
             assert table.digest(one) == set_digest([name for name in model if one in model[name]])
         length = dice.randrange(1, len(names))
-        assert table.prefix_lengths(names[:length]) == prefix_lengths(model, names[:length])
+        assert lengths_in(table, names[:length]) == prefix_lengths(model, names[:length])
         assert table._used <= holder_table._MAX_LOAD * (table._mask + 1)
 
 
@@ -128,9 +168,45 @@ def test_a_chain_of_which_everything_or_a_low_word_is_odd_is_looked_up_all_the_s
     odd = [*chain[:50], ZERO_PAIR, *chain[50:]]
     table.add(0, [twin, *chain, zero_low])
     table.add(130, [zero_low, *chain[:100]])
-    assert table.prefix_lengths(chain) == {0: 200, 130: 100}
-    assert table.prefix_lengths(odd) == {0: 50, 130: 50}
-    assert table.prefix_lengths([twin, *chain]) == {0: 201}
-    assert table.prefix_lengths([zero_low, *chain]) == {0: 201, 130: 101}
-    assert table.prefix_lengths([BlockHash(b"short"), *chain]) == {}
-    assert table.prefix_lengths(hashes(60, seed=9)) == {}
+    assert lengths_in(table, chain) == {0: 200, 130: 100}
+    assert lengths_in(table, odd) == {0: 50, 130: 50}
+    assert lengths_in(table, [twin, *chain]) == {0: 201}
+    assert lengths_in(table, [zero_low, *chain]) == {0: 201, 130: 101}
+    assert lengths_in(table, [BlockHash(b"short"), *chain]) == {}
+    assert lengths_in(table, hashes(60, seed=9)) == {}
+
+
+def test_both_ways_agree_on_chains_with_gaps(compiled: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice, table, chain = random.Random(3), HolderTable(), hashes(300)
+    for holder in range(200):
+        held = chain[: dice.randrange(300)]
+        table.add(holder, held)
+        table.discard(holder, dice.sample(held, min(len(held), dice.randrange(3))))
+    some: list[list[BlockHash]] = [chain[:count] for count in (0, 1, 2, 23, 24, 25, 47, 48, 49, 300)]
+    for asked in [*some, chain[7:], hashes(60, seed=5), [*chain[:30], BlockHash(b"odd"), *chain[30:]]]:
+        found = []
+        for native in (compiled, None):
+            monkeypatch.setattr(holder_table, "_native", native)
+            found.append(lengths_in(table, asked))
+        assert found[0] == found[1]
+
+
+def test_the_native_way_refuses_what_is_no_table(compiled: ModuleType) -> None:
+    words, chain = np.zeros(24, np.uint64), hashes(1)
+    assert compiled.prefix_lengths(words, 0, 3, 7, 0, chain, NAMES) == {}
+    for base, stride, mask in [
+        (0, 3, 6),
+        (0, 3, 15),
+        (1, 3, 7),
+        (-1, 3, 7),
+        (0, 2, 7),
+        (0, 1 << 40, 0),
+        (0, 3, -1),
+    ]:
+        with pytest.raises(ValueError, match="power of two"):
+            compiled.prefix_lengths(words, base, stride, mask, 0, chain, NAMES)
+    with pytest.raises(TypeError):
+        compiled.prefix_lengths(words, 0, 3, 7, 0, ["text"], NAMES)
+    full = np.full(24, np.uint64(2**64 - 1))
+    with pytest.raises(IndexError):
+        compiled.prefix_lengths(full, 0, 3, 7, 0, [BlockHash(b"\xff" * 16)], NAMES[:3])
