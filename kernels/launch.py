@@ -111,6 +111,17 @@ def aligned_rows(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def queued_copy(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on ``device``; from a host to a GPU in the order of what the GPU was given before, without waiting.
+
+    A copy from pageable memory would wait for all of that. PyTorch keeps the pinned pages until the copy is done.
+    """
+    target = torch.device(device)
+    if tensor.device.type != "cpu" or target.type != "cuda":
+        return tensor.to(target)
+    return tensor.pin_memory().to(target, non_blocking=True)
+
+
 def next_power_of_2(number: int) -> int:
     """The least power of two that is not smaller; 1 for 0."""
     return 1 << max(0, number - 1).bit_length()

@@ -12,6 +12,7 @@ from enum import Enum
 
 import numpy as np
 import torch
+from epdserve.kernels.launch import queued_copy
 from epdserve.kernels.rope import rotations
 
 NGRAM_CONTEXT = 4  # own token and three before it (config: engram_max_ngram_size)
@@ -230,10 +231,10 @@ class _Builder:
                     values.append(image.embeddings_ND[begin - image.start : end - image.start])
         if not rows:
             return None
-        return EmbeddedRows(self._tensor(np.concatenate(rows)), torch.cat(values).to(self.device))
+        return EmbeddedRows(self._tensor(np.concatenate(rows)), queued_copy(torch.cat(values), self.device))
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64 | np.bool_]]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return queued_copy(torch.from_numpy(np.ascontiguousarray(array)), self.device)
 
     def _tokens(self) -> tuple[IntArray, IntArray]:
         contexts = []

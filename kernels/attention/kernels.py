@@ -92,6 +92,18 @@ def _split_softmax(score: tl.tensor, valid: tl.tensor, scale: tl.tensor) -> tl.t
 
 
 @triton.jit
+def _add_product(score: tl.tensor, q: tl.tensor, keys: tl.tensor, once: tl.tensor) -> tl.tensor:
+    """Score (H, keys) plus q keys^T. ``once`` is 1, which the compiler must not know.
+
+    A product that another product is seen to depend on gets a layout of one column of warps. 64 heads fill four warps
+    of it; the other four would compute the same again, in registers that then spill. Nobody looks out of a loop.
+    """
+    for _ in range(once):
+        score = tl.dot(q, tl.trans(keys), score, input_precision="ieee")
+    return score
+
+
+@triton.jit
 def _weigh_split(
     q_even0: tl.tensor,
     q_odd0: tl.tensor,
@@ -112,6 +124,7 @@ def _weigh_split(
     values_offset: tl.tensor,
     scales_offset: tl.tensor,
     scale: tl.tensor,
+    once: tl.tensor,
     D: tl.constexpr,
     WINDOW: tl.constexpr,
     PER_PAGE: tl.constexpr,
@@ -122,14 +135,17 @@ def _weigh_split(
         rows_ptr, scales_ptr, window_ptr, pages_ptr, table_ptr, chosen_ptr, split, window_rows, chosen,
         table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 0,
     )  # fmt: skip
+    tl.debug_barrier()  # or the second piece is fetched before the first has left its registers
     even1, odd1, valid = _split_entries(
         rows_ptr, scales_ptr, window_ptr, pages_ptr, table_ptr, chosen_ptr, split, window_rows, chosen,
         table_pages, num_pages, page_bytes, values_offset, scales_offset, D, WINDOW, PER_PAGE, KEYS, 1,
     )  # fmt: skip
-    score = tl.dot(q_even0, tl.trans(even0), input_precision="ieee")
-    score = tl.dot(q_odd0, tl.trans(odd0), score, input_precision="ieee")
-    score = tl.dot(q_even1, tl.trans(even1), score, input_precision="ieee")
-    score = tl.dot(q_odd1, tl.trans(odd1), score, input_precision="ieee")
+    tl.debug_barrier()
+    score = tl.zeros((q_even0.shape[0], KEYS), dtype=tl.float32)
+    score = _add_product(score, q_even0, even0, once)
+    score = _add_product(score, q_odd0, odd0, once)
+    score = _add_product(score, q_even1, even1, once)
+    score = _add_product(score, q_odd1, odd1, once)
     weight, best, added = _split_softmax(score, valid, scale)
     return even0, odd0, even1, odd1, weight, best, added
 
@@ -224,7 +240,7 @@ def all_splits_kernel(
             q_even0, q_odd0, q_even1, q_odd1, rows_ptr, scales_ptr, window_ptr + row * stride_window,
             pages_ptr, table_ptr + segment * stride_table, chosen_ptr + row * stride_chosen,
             split, window_rows, chosen, table_pages, num_pages, page_bytes, values_offset, scales_offset, scale,
-            D, WINDOW, PER_PAGE, KEYS,
+            tl.minimum(splits, 1), D, WINDOW, PER_PAGE, KEYS,
         )  # fmt: skip
         highest = tl.maximum(most, best)
         old, new = tl.exp2(most - highest), tl.exp2(best - highest)
@@ -280,7 +296,7 @@ def one_split_kernel(
         q_even0, q_odd0, q_even1, q_odd1, rows_ptr, scales_ptr, window_ptr + row * stride_window,
         pages_ptr, table_ptr + segment * stride_table, chosen_ptr + row * stride_chosen,
         split, window_rows, chosen, table_pages, num_pages, page_bytes, values_offset, scales_offset, scale,
-        D, WINDOW, PER_PAGE, KEYS,
+        tl.minimum(splits, 1), D, WINDOW, PER_PAGE, KEYS,
     )  # fmt: skip
     place = row * splits + split
     part = part_ptr + place * (H * D) + head[:, None] * D + pair[None, :]

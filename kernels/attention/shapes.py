@@ -52,7 +52,7 @@ _NOT_FOR: Final = {
     "gfx942": "entries and queries take more than the 64 KiB of shared memory of a compute unit"
 }
 _SPILLS: Final = (
-    "sums of 64 heads x 512 channels beside a split's own; in a loop that waits for the matrix unit"
+    "half of the registers hold sums of 64 heads x 512 channels; what is left over is read again once a split"
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from epdserve.kernels.launch import LaunchRefusedError, check_indices, check_tensor
+from epdserve.kernels.launch import LaunchRefusedError, check_indices, check_tensor, queued_copy
 from torch import Tensor
 
 ROWS_PER_TILE: Final = 64
@@ -61,4 +61,4 @@ class RowTiles:
         for segment, count in enumerate(counts):
             tiles += [(first + i, min(most, count - i), segment) for i in range(0, count, most)]
             first += count
-        return cls(torch.tensor(tiles, dtype=torch.int32).view(-1, 3).to(device))
+        return cls(queued_copy(torch.tensor(tiles, dtype=torch.int32).view(-1, 3), device))

@@ -134,7 +134,7 @@ class RunningRequest:
         self.replayed_rows += span.replayed_rows
 
     def go_on(self) -> None:
-        """After a step, and after what it filled was sealed: the next piece, if this one is over."""
+        """After a step: the next piece, if this one is over. What is stored, and may be sealed, stays the same."""
         if self.cuts is not None and self.next_row == self.span.end:
             self.begin(self.cuts.span(self.next_row, prompt_tokens=self.prompt_tokens))
 

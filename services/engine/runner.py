@@ -17,11 +17,13 @@ from epdserve.kvstore.metrics import BlockMetrics
 from epdserve.kvstore.slots import Slot, SlotPool
 from epdserve.kvstore.types import HOST_MEMORY, BlockHash, MemoryRegion, PageId
 from epdserve.model.backbone import Backbone
-from epdserve.model.batch import ForwardBatch, Outputs
+from epdserve.model.batch import Outputs
 from epdserve.model.decode_graphs import DecodeGraphs
+from epdserve.model.errors import ForwardStopped
 from epdserve.model.pools import KVPools, aligned_bytes
 from epdserve.model.replay import CanonicalCuts, Halo
 from epdserve.model.tail import TailLayout, read_tail, write_tail
+from epdserve.services.engine.ahead import BatchAhead
 from epdserve.services.engine.backend import backend_bits
 from epdserve.services.engine.config import EngineSettings
 from epdserve.services.engine.identity import CacheNames
@@ -56,6 +58,7 @@ class Runner:
 
     Attributes:
         blocks: Pages of global KV.
+        ahead: Lays out batches, the next one while a device runs this one.
         graphs: Decode steps as captured graphs, where there are any; a step of decode rows runs as one.
         cuts: Of deterministic prefills.
         names, deterministic_names: What blocks are called; those of deterministic requests are a world of their own.
@@ -97,7 +100,7 @@ class Runner:
         self.names = self._names(backbone.device.type, deterministic=False)
         bits = f"{backend_bits(backbone.device)}; cuts {every}; slack {self.slack}"
         self.deterministic_names = self._names(bits, deterministic=True)
-        self._shape = backbone.batch_shape(self.layout)
+        self.ahead = BatchAhead(backbone.batch_shape(self.layout), backbone.device)
         self.graphs = DecodeGraphs.of(backbone, self.pools, most_rows=settings.max_running)
 
     def _names(self, backend: str, *, deterministic: bool) -> CacheNames:
@@ -135,11 +138,18 @@ class Runner:
             MemoryRegion(TAILS, staging.data_ptr(), self.tail_layout.nbytes, len(staging)),
         )
 
-    def run(self, parts: Sequence[Part], *, unwanted: Callable[[], bool] | None = None) -> torch.Tensor:
+    def run(
+        self,
+        parts: Sequence[Part],
+        *,
+        unwanted: Callable[[], bool] | None = None,
+        then: Callable[[], Sequence[Part]] = tuple,
+    ) -> torch.Tensor:
         """One forward step over ``parts``; their requests advance and blocks that filled are sealed.
 
         Args:
-            unwanted: Asked before each layer whether nobody wants any of it any more; quick.
+            unwanted: Asked before each layer, or before a graph, whether nobody wants any of it any more; quick.
+            then: Parts that will probably be next; asked once these have advanced, while a device runs the step.
 
         Returns:
             (R, hidden) float32 exit vectors of the parts with an output, in order.
@@ -148,15 +158,17 @@ class Runner:
             ForwardStopped: ``unwanted`` said so. No request has advanced; what they hold is good for nothing.
         """
         segments = [part.request.segment(part.rows, part.outputs) for part in parts]
+        if unwanted is not None and unwanted():
+            raise ForwardStopped("nobody wants this step any more")
         exit_RD = self.graphs.forward(segments) if self.graphs is not None else None
         if exit_RD is None:
-            batch = ForwardBatch.build(segments, self._shape, self.backbone.device)
-            exit_RD = self.backbone.forward(batch, self.pools, unwanted=unwanted)
+            exit_RD = self.backbone.forward(self.ahead.batch(segments), self.pools, unwanted=unwanted)
         for part in parts:
             part.request.next_row += part.rows
-        self.seal_filled(part.request for part in parts)
-        for part in parts:
             part.request.go_on()
+        if self.ahead.useful:
+            self.ahead.foresee([part.request.segment(part.rows, part.outputs) for part in then()])
+        self.seal_filled(part.request for part in parts)  # waits for the device: it needs checksums
         return exit_RD
 
     def seal_filled(self, requests: Iterable[RunningRequest]) -> None:

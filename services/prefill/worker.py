@@ -212,15 +212,16 @@ class PrefillWorker:
         if not self._active:
             return False
         began = self._runner.clock.monotonic()
-        rank = self._ranks()
-        ready = [(task, rows) for task in sorted(self._active, key=rank) if (rows := task.request.ready_rows)]
-        if not ready:
+        working = self._working()
+        if not working:
             return False  # every prompt waits for an image
-        shares = first_come([rows for _, rows in ready], budget=self._settings.chunk_tokens)
-        working = [(task, rows) for (task, _), rows in zip(ready, shares, strict=True) if rows]
         parts = [task.part(rows) for task, rows in working]
         try:
-            exits_RD = self._runner.run(parts, unwanted=lambda: all(task.unwanted for task, _ in working))
+            exits_RD = self._runner.run(
+                parts,
+                unwanted=lambda: all(task.unwanted for task, _ in working),
+                then=lambda: [task.part(rows) for task, rows in self._working()],
+            )
         except ForwardStopped:
             return True  # the commands that come next cancel them
         exits = exits_RD.split([outputs_of(part) for part in parts])
@@ -238,6 +239,13 @@ class PrefillWorker:
         self._metrics.rows.labels(kind="prefill").inc(rows)
         self._metrics.step_seconds.observe(seconds)
         return True
+
+    def _working(self) -> list[tuple[PrefillTask, int]]:
+        """Who runs how many rows in a step that begins now."""
+        rank = self._ranks()
+        ready = [(task, rows) for task in sorted(self._active, key=rank) if (rows := task.request.ready_rows)]
+        shares = first_come([rows for _, rows in ready], budget=self._settings.chunk_tokens)
+        return [(task, rows) for (task, _), rows in zip(ready, shares, strict=True) if rows]
 
     def _start_waiting(self) -> None:
         order = self._ranks() if len(self._waiting) > 1 else None

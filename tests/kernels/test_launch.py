@@ -11,6 +11,7 @@ from epdserve.kernels.launch import (
     check_multiple,
     check_tensor,
     next_power_of_2,
+    queued_copy,
 )
 
 
@@ -62,3 +63,28 @@ def test_rows_are_copied_only_if_one_is_not_on_a_16_byte_boundary() -> None:
 
 def test_powers_of_two() -> None:
     assert [next_power_of_2(n) for n in (0, 1, 2, 3, 512, 513)] == [1, 1, 2, 4, 512, 1024]
+
+
+class _HostTensor:
+    """A tensor in host memory that is asked onto a GPU; notes how."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def pin_memory(self) -> "_HostTensor":
+        self.asked.append("pinned")
+        return self
+
+    def to(self, target: torch.device, *, non_blocking: bool = False) -> "_HostTensor":
+        self.asked += [target.type, non_blocking]
+        return self
+
+
+def test_a_copy_to_a_gpu_is_queued_and_one_to_a_host_is_none() -> None:
+    tensor = _HostTensor()
+    queued_copy(tensor, "cuda")  # type: ignore[arg-type]
+    assert tensor.asked == ["pinned", "cuda", True]
+    here = torch.ones(2)
+    assert queued_copy(here, "cpu") is here
