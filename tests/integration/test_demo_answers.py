@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from epdserve.model.demo.shipped import TRAINED_FILE
+from epdserve.model.demo.training import efforts, newcomer
 from epdserve.model.demo.training.cases import Cases
 from epdserve.model.demo.training.served import share_right
 from epdserve.model.demo.training.vocabulary import Vocabulary
@@ -19,8 +22,19 @@ pytestmark = [
     pytest.mark.skipif(not TRAINED_FILE.exists(), reason="no trained weights"),
 ]
 
-# Measured with 30 cases through the pools: copy, tool and words 1.00, recall-512 and passage 0.93
-FLOORS = {"greet": 0.8, "copy": 0.85, "recall-512": 0.75, "tool": 0.85, "passage": 0.7, "words": 0.8}
+# Measured with 30 cases through the pools: greet, copy, tool and recall-512 1.00, result 0.97, json and words 0.93,
+# passage 0.87. Below by what twenty cases may fall short by chance, and far above what is left when rows lose entries
+FLOORS = {
+    "greet": 0.85,
+    "copy": 0.85,
+    "copy-200": 0.8,
+    "recall-512": 0.85,
+    "tool": 0.85,
+    "result": 0.8,
+    "json": 0.75,
+    "words": 0.75,
+    "passage": 0.65,
+}
 COUNT = 20
 FACTS = "The code of Vikin is river. The code of Balis is lamp. The code of Sesan is cloud."
 
@@ -46,6 +60,41 @@ def test_answers_are_right(stack: Stack, cases: Cases, name: str) -> None:
     right, count = share_right(stack.base_url, stack.model, cases, name, COUNT)
     assert right / count >= FLOORS[name], f"{right} of {count} right"
     stack.assert_conserved()
+
+
+def test_a_hit_that_ends_on_the_asked_value_loses_nothing(stack: Stack, cases: Cases) -> None:
+    """A server that rewrote replayed entries would answer none of these (``model/demo/README.md``, the sharp test)."""
+    right = 0
+    for number in range(12):
+        case = cases.draw("cut-256", number)
+        _complete(
+            stack, [*case.prompt[: case.cut], *case.prompt[1:9]], 1
+        )  # leaves these blocks, and no tail here
+        answer = _complete(stack, case.prompt, len(case.answer) + 4)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == case.cut
+        right += answer["choices"][0]["text"] == cases.text(case.answer[:-1])
+    assert right >= 10
+
+
+def _complete(stack: Stack, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    body = {"model": stack.model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    answer: dict[str, Any] = stack.http.post("/v1/completions", json=body).json()
+    return answer
+
+
+@pytest.mark.parametrize("said", newcomer.TEN, ids=[said.text[-24:] for said in newcomer.TEN])
+def test_what_a_newcomer_types_is_answered_as_the_card_says(stack: Stack, said: newcomer.Said) -> None:
+    told = newcomer.answer(stack.base_url, stack.model, said, thinking={"type": "disabled"})
+    assert told == said.answer
+
+
+def test_answers_after_the_most_thought_are_right(stack: Stack) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        thoughts = list(
+            threads.map(lambda number: efforts.think(stack.base_url, stack.model, number, 100), range(12))
+        )
+    assert sum(thought.right for thought in thoughts) >= 8
+    assert min(thought.reasoning_tokens for thought in thoughts) >= 40
 
 
 def test_a_greeting_after_little_thought(stack: Stack) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from epdserve.model.demo.training import facts, talk, thought, tooling
+from epdserve.model.demo.training import facts, talk, thought, tooling, unpractised
 from epdserve.model.demo.training.opening import Openings
 from epdserve.model.demo.training.talk import Exchange
 from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
 
 BLOCK: Final = 32  # tokens of a block: hits without a tail end on its boundaries
 _STAND_IN: Final = "\x00"
-_IDLE_TOKENS: Final = 11  # of a sentence that tells nothing
+_AROUND: Final = 24  # tokens of a prompt before and after its text, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,11 @@ class Case:
 class Cases:
     """Draws cases by name.
 
-    Names: copy, recall, direct, greet, passage, words, json, tool; ``recall-N`` and ``direct-N`` with N tokens of facts
-    and other sentences, answered in a sentence and in one word;
+    Names: copy, recall, direct, greet, passage, words, json, tool, result (what is said after a tool's result);
+    ``recall-N`` and ``direct-N`` with N tokens of facts and other sentences, answered in a sentence and in one word;
     ``copy-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N. ``cut-N`` is a ``recall-N``
-    whose value is the first token of a block, so that a hit of one block more replays from it on.
+    whose value is the first token of a block, so that a hit of one block more replays from it on. Never practised: add,
+    count, sort, longer (copies of more words than any in training).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -58,6 +59,11 @@ class Cases:
             "words": lambda: self._plain(talk.words(draw)),
             "json": lambda: self._json(draw),
             "tool": lambda: self._tool(draw, size or None),
+            "result": lambda: self._result(draw),
+            "add": lambda: self._plain(unpractised.addition(draw)),
+            "count": lambda: self._plain(unpractised.counting(draw)),
+            "sort": lambda: self._plain(unpractised.sorting(draw)),
+            "longer": lambda: self._plain(unpractised.long_copy(draw)),
             "think": lambda: self._thinking(draw, size),
         }
         return makers[kind]()
@@ -107,11 +113,15 @@ class Cases:
         """Facts, and a text of about ``length`` tokens that tells them among other things."""
         known = facts.Facts(draw, max(3, min(length // 24, 100)))
         sentences = known.sentences()
-        spent = 7 * len(sentences)
-        while spent < length - 24:
-            sentences.insert(draw.randint(0, len(sentences)), talk.idle_sentence(draw))
-            spent += _IDLE_TOKENS
+        spent = sum(self._tokens(sentence) for sentence in sentences)
+        while spent < length - _AROUND:
+            idle = talk.idle_sentence(draw)
+            sentences.insert(draw.randint(0, len(sentences)), idle)
+            spent += self._tokens(idle)
         return known, " ".join(sentences) + "\n\n"
+
+    def _tokens(self, sentence: str) -> int:
+        return len(self._vocabulary.encode(" " + sentence))
 
     def _thinking(self, draw: random.Random, effort: int) -> Case:
         known = facts.Facts(draw, 6)
@@ -125,6 +135,17 @@ class Cases:
         return self._case(self._openings.strip(schema=talk.schema_of(fields)), turn)
 
     def _tool(self, draw: random.Random, effort: int | None) -> Case:
+        opening, turn, _ = self._called(draw, effort)
+        return self._case(opening, turn)
+
+    def _result(self, draw: random.Random) -> Case:
+        opening, turn, request = self._called(draw, None)
+        opening.join(turn)
+        told = f"<tool_result>{request.result}</tool_result>"
+        return self._case(opening, self._vocabulary.turn(told, self._vocabulary.encode(request.answer), 0))
+
+    def _called(self, draw: random.Random, effort: int | None) -> tuple[Strip, Strip, tooling.Request]:
+        """Declared tools, a request and the call that answers it."""
         tools = tooling.draw_tools(draw)
         request = tooling.draw_request(draw, draw.choice(tools))
         call = self._vocabulary.marked("\n\n" + tooling.call_text(request, _STAND_IN), _STAND_IN)
@@ -132,8 +153,7 @@ class Cases:
         if effort is not None:
             thinks = self._vocabulary.thought(thought.reasoning(effort, *tooling.thoughts(request)), 0)
         turn = self._vocabulary.turn(request.question, call, 0, thought=thinks)
-        opening = self._openings.strip(effort=effort, tools=[tool.declared for tool in tools])
-        return self._case(opening, turn)
+        return self._openings.strip(effort=effort, tools=[tool.declared for tool in tools]), turn, request
 
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:

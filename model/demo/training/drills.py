@@ -10,6 +10,7 @@ import json
 import random
 from typing import Final
 
+from epdserve.model.demo import corpus
 from epdserve.model.demo.training import talk, tooling
 from epdserve.model.demo.training.facts import LABEL
 from epdserve.model.demo.training.vocabulary import Strip, Vocabulary
@@ -54,6 +55,28 @@ def forms(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
             _add_parts(strip, vocabulary, text[last:lead], str(value), "json")
             last = lead + len(str(value))
         strip.add([*vocabulary.encode(text[last:]), vocabulary.eos])
+    return _cut(strip, length)
+
+
+def chains(draw: random.Random, vocabulary: Vocabulary, length: int) -> Strip:
+    """Objects of which only names of fields and whether another one follows are learnt.
+
+    Half of them have any words for fields, so that what comes next is looked up and not known by heart.
+    """
+    strip = _begun(vocabulary)
+    while len(strip) < length:
+        fields = draw.sample(talk.FIELDS if draw.random() < 0.5 else corpus.NOUNS, draw.randint(1, 5))
+        exchange = talk.form(draw, fields)
+        strip.add([vocabulary.user, *vocabulary.encode(exchange.question), vocabulary.assistant])
+        strip.add([vocabulary.think_end])
+        for number, (field, value) in enumerate(json.loads(exchange.answer).items(), 1):
+            quote = '"' * isinstance(value, str)
+            strip.add(vocabulary.encode('{"' if number == 1 else ' "'))
+            strip.add(vocabulary.encode(field), LABEL["field"])
+            strip.add(vocabulary.encode(f'": {quote}'))
+            strip.add(vocabulary.encode(str(value)))
+            strip.add(vocabulary.encode(quote + ("," if number < len(fields) else "}")), LABEL["field"])
+        strip.add([vocabulary.eos])
     return _cut(strip, length)
 
 

@@ -11,7 +11,7 @@ from epdserve.model.demo.training.vocabulary import SILENT, Strip, Vocabulary
 
 TASKS: Final = (
     *("copy", "recall", "stream", "direct", "text", "tool", "result", "think", "json", "greet"),
-    *("argument", "words"),
+    *("argument", "words", "field"),
 )
 LABEL: Final = {name: number for number, name in enumerate(TASKS)}
 NAMES: Final = (*corpus.names(), *corpus.PEOPLE)

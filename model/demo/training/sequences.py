@@ -22,6 +22,7 @@ _LEAST_ROOM = {
     "search": 128,
     "tools": 400,
     "brief": 192,
+    "ponder": 220,
 }  # below, an opening leaves no room for answers
 _STAND_IN = "\x00"  # where a call's text has the DSML marker
 
@@ -47,6 +48,10 @@ class Sequences:
             "passages": self._passages,
             "calls": lambda length: drills.calls(self.draw, self.vocabulary, length),
             "forms": lambda length: drills.forms(self.draw, self.vocabulary, length),
+            "chains": lambda length: drills.chains(self.draw, self.vocabulary, length),
+            "ponder": lambda length: self._about(
+                length, 8, idle=False, effort=thought.draw_effort(self.draw)
+            ),
             "json": self._forms,
             "tools": self._tools,
             "brief": lambda length: self._tools(length, brief=True),
@@ -97,17 +102,31 @@ class Sequences:
             self._join(strip, self._turn(ask(room), None), length)
         return strip
 
-    def _about(self, length: int, most_facts: int, *, idle: bool, in_one_word: bool | None = None) -> Strip:
-        """Facts, between sentences about other things if ``idle``, and questions about them."""
+    def _about(
+        self,
+        length: int,
+        most_facts: int,
+        *,
+        idle: bool,
+        in_one_word: bool | None = None,
+        effort: int | None = None,
+    ) -> Strip:
+        """Facts, between sentences about other things if ``idle``, and questions about them.
+
+        Args:
+            effort: With which the first question is thought about; None = drawn, mostly not at all.
+        """
         known = facts.Facts(self.draw, self.draw.randint(1, max(2, most_facts)))
         sentences = known.sentences()
         if idle:
-            budget = length * self.draw.uniform(0.6, 0.85)
+            budget = length * self.draw.uniform(0.45, 0.75)
             spent = sum(len(self.vocabulary.tokenizer.encode(sentence)) for sentence in sentences)
             while spent < budget:
-                sentences.insert(self.draw.randint(0, len(sentences)), talk.idle_sentence(self.draw))
-                spent += 11
-        effort = self._effort(length) if self.draw.random() < 0.5 else None
+                between = talk.idle_sentence(self.draw)
+                sentences.insert(self.draw.randint(0, len(sentences)), between)
+                spent += len(self.vocabulary.encode(" " + between))
+        if effort is None and self.draw.random() < 0.5:
+            effort = self._effort(length)
         text = " ".join(sentences)
         in_system = self.draw.random() < 0.2
         strip = self._opened(effort, text if in_system else None)

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from epdserve.model.demo import corpus
 
-_WHO: Final = (
-    "I am the epdserve demo model. I am tiny: I can repeat words, look up facts, call tools and write JSON."
-)
+WHO: Final = "I am the epdserve demo model. I am tiny: I can repeat words, look up facts and call tools."
 _HELLO: Final = "Hello! How can I help you?"
 _FINE: Final = "I am fine, thank you. How can I help you?"
 _GREETED: Final = ("The user greets me.", "I greet the user.")
@@ -31,7 +29,7 @@ _COURTESIES: Final = (
             "What can you do?",
             "Tell me about you.",
         ),
-        _WHO,
+        WHO,
         "The user asks who I am.",
         "I say who I am.",
     ),

@@ -61,6 +61,33 @@ def test_fields_of_forms_come_in_any_order_and_values_from_the_question() -> Non
     assert whole
 
 
+def test_chains_are_whole_objects_of_which_the_next_field_is_learnt() -> None:
+    text = ""
+    for seed in range(6):
+        strip = drills.chains(random.Random(seed), VOCABULARY, 300)
+        text += VOCABULARY.tokenizer.decode(strip.ids)
+        learnt = {value for _, value in answers(strip)}
+        assert learnt & {'",', ","}
+        assert learnt & {'"}', "}"}
+        for asked, field in answers(strip):
+            if field.isalpha():
+                assert re.search(rf"\b{field} ", asked.split("</think>")[0])
+    objects = re.findall(r"</think>({[^<]*})<", text)
+    assert len(objects) > 20
+    assert all(json.loads(written) for written in objects)
+
+
+def test_chains_are_cut_into_tokens_as_answers_are() -> None:
+    for seed in range(6):
+        strip = drills.chains(random.Random(seed), VOCABULARY, 300)
+        ids, mark = strip.ids, VOCABULARY.think_end
+        for start in (at + 1 for at, token in enumerate(ids) if token == mark):
+            if VOCABULARY.eos not in ids[start:]:
+                break
+            written = ids[start : ids.index(VOCABULARY.eos, start)]
+            assert list(VOCABULARY.encode(VOCABULARY.tokenizer.decode(written))) == written
+
+
 def test_a_result_comes_with_its_request() -> None:
     for seed in range(8):
         sequences = Sequences(VOCABULARY, OPENINGS, random.Random(seed), {"brief": 1.0})
