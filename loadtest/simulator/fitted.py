@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from epdserve.loadtest.client import Outcome
 from epdserve.loadtest.simulator.baselines import RoundRobin
 from epdserve.loadtest.simulator.cluster import ClusterSpec
 from epdserve.loadtest.simulator.hardware import Timing
 from epdserve.loadtest.simulator.requests import INTERACTIVE, Request
 from epdserve.loadtest.simulator.run import Simulation
+from epdserve.loadtest.simulator.workers import PrefillWorker
 from epdserve.loadtest.simulator.workloads import Workload
+
+_FACTORS: Final = np.arange(1.0, 3.01, 0.05)  # that steps may be longer by beside others
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTiming(Timing):
     """Both steps as straight lines: over the prompt's tokens, and over the requests that decode together.
 
-    What a request waits for beside steps (HTTP, router, hand-off) is ``link_latency_s``.
+    What a request waits for beside steps (HTTP, router, hand-off) is ``link_latency_s``. Processes that share cores
+    hold each other up, so both kinds of step are longer while the other kind of worker is at work.
+
+    Attributes:
+        prefill_beside, decode_beside: How many times as long they are then.
     """
 
     prefill_fixed_s: float = 0.0
     prefill_token_s: float = 0.001
     decode_fixed_s: float = 0.01
     decode_request_s: float = 0.001
+    prefill_beside: float = 1.0
+    decode_beside: float = 1.0
     same_machine_bytes_per_s: float = 1e15
 
     @property
@@ -56,12 +67,24 @@ def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
     """Least squares over finished requests with receipts.
 
     Args:
-        outcomes: Of one load; at least three that ended well, of different lengths.
+        outcomes: Of one load or several; at least three that ended well, of different lengths.
     """
     good = [one for one in outcomes if one.ok and one.ttft_s is not None and one.itl_s is not None]
     computed = [one.receipt["tokens"]["computed"] for one in good]
-    prefill = _line(computed, [one.receipt["ms"]["prefill"] / 1000 for one in good])
-    decode = _line([_beside(one, good) for one in good], [one.itl_s or 0.0 for one in good])
+    prefills, decodes = (
+        [_prefilling(one) for one in good],
+        [(one.text_at[0], one.text_at[-1]) for one in good],
+    )
+    prefill, prefill_beside = _crowded_line(
+        computed,
+        [one.receipt["ms"]["prefill"] / 1000 for one in good],
+        [_covered(span, decodes) for span in prefills],
+    )
+    decode, decode_beside = _crowded_line(
+        [_beside(one, good) for one in good],
+        [one.itl_s or 0.0 for one in good],
+        [_covered(span, prefills) for span in decodes],
+    )
     step_s = decode[0] + decode[1]
     waits = [
         (one.ttft_s or 0.0)
@@ -75,7 +98,25 @@ def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
         prefill_token_s=max(1e-6, prefill[1]),
         decode_fixed_s=max(1e-6, decode[0]),
         decode_request_s=max(0.0, decode[1]),
+        prefill_beside=prefill_beside,
+        decode_beside=decode_beside,
     )
+
+
+class _SharedCores(Simulation):
+    """Workers that hold each other up: what a prefill takes is settled as it begins, decode steps at any time."""
+
+    def _go_on(self, worker: PrefillWorker, now: float) -> None:
+        timing, decodes = self._cluster.spec.timing, self._cluster.decodes
+        assert isinstance(timing, FittedTiming)
+        worker.slowness = timing.prefill_beside if any(one.running for one in decodes) else 1.0
+        super()._go_on(worker, now)
+        busy = any(one.running is not None for one in self._cluster.prefills)
+        slowness = timing.decode_beside if busy else 1.0
+        for decode in decodes:
+            if decode.slowness != slowness:
+                decode.slow_down(slowness, now)
+                self._expect_end(decode, now)
 
 
 def simulated(outcomes: Sequence[Outcome], timing: FittedTiming, *, prefills: int, decodes: int) -> Seen:
@@ -84,7 +125,7 @@ def simulated(outcomes: Sequence[Outcome], timing: FittedTiming, *, prefills: in
     began = good[0].sent_at
     requests = [_request(number, one, began) for number, one in enumerate(good)]
     spec = ClusterSpec(prefills, decodes, timing, routers=1)
-    run = Simulation(spec, RoundRobin(), Workload(requests)).run()
+    run = _SharedCores(spec, RoundRobin(), Workload(requests)).run()
     jobs = [job for job in run.jobs if job is not None]
     assert len(jobs) == len(requests), "round robin refuses nothing"
     return _seen(
@@ -134,11 +175,44 @@ def _beside(outcome: Outcome, others: Sequence[Outcome]) -> float:
     return float(sum(shared) / (ended - began))
 
 
-def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope; neither is below nothing."""
-    slope, intercept = np.polyfit(xs, ys, 1)
+def _prefilling(outcome: Outcome) -> tuple[float, float]:
+    """When its prompt was computed, as nearly as the client can tell: it ends a hand-off and a step before the text."""
+    took_s = outcome.receipt["ms"]["prefill"] / 1000
+    began = outcome.sent_at + outcome.receipt["ms"]["prefill_queue"] / 1000
+    return began, began + took_s
+
+
+def _covered(span: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
+    """Share of a span in which any of the others was going on."""
+    began, ended = span
+    covered, reached = 0.0, began
+    for start, end in sorted(others):
+        start, end = max(start, reached), min(end, ended)
+        if end > start:
+            covered += end - start
+            reached = end
+    return covered / (ended - began) if ended > began else 0.0
+
+
+def _crowded_line(
+    xs: Sequence[float], ys: Sequence[float], crowded: Sequence[float]
+) -> tuple[tuple[float, float], float]:
+    """Intercept and slope, and the factor by which both are larger where ``crowded`` is 1; by least squares."""
+    shares, best = np.asarray(crowded), (float("inf"), (0.0, 0.0), 1.0)
+    for factor in _FACTORS:
+        scale = 1 + (factor - 1) * shares
+        line = _line(xs, ys, scale)
+        errors = np.asarray(ys) - scale * (line[0] + line[1] * np.asarray(xs))
+        best = min(best, (float(errors @ errors), line, float(factor)))
+    return best[1:]
+
+
+def _line(xs: Sequence[float], ys: Sequence[float], scale: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Intercept and slope of what is seen ``scale`` times as large; neither is below nothing."""
+    columns = np.stack((scale, scale * np.asarray(xs)), axis=1)
+    (intercept, slope), *_ = np.linalg.lstsq(columns, np.asarray(ys), rcond=None)
     if slope < 0:
-        return float(np.mean(ys)), 0.0
+        return float(np.dot(scale, ys) / np.dot(scale, scale)), 0.0
     if intercept < 0:
-        return 0.0, float(np.dot(xs, ys) / np.dot(xs, xs))
+        return 0.0, float(np.dot(columns[:, 1], ys) / np.dot(columns[:, 1], columns[:, 1]))
     return float(intercept), float(slope)

@@ -31,6 +31,7 @@ from epdserve.services.policy.hindsight import Hindsight
 from epdserve.services.policy.joint import Decision, PlacementSettings, Placing, place
 from epdserve.services.policy.length_model import LengthModel, PromptClass
 from epdserve.services.policy.pools import DecodePool, Floats, Links, PrefillPool, WorkerNames, floats
+from epdserve.services.policy.settings import PolicySettings
 
 _BLIND: Final = fixed(512)
 
@@ -82,27 +83,26 @@ class Ours:
         self.parameters = {**self.defaults, **(parameters or {})}
         self.parts = parts
         self.urgent = parts.order
-        self.model = LengthModel()
-        self._meter = ServiceMeter()
+        self._policy = self._settings_of(parts)
+        self.model = LengthModel(self._policy.lengths)
+        self._meter = ServiceMeter(self._policy.fairness)
         self.hindsight = Hindsight()  # one for all routers, where each really has its own
         self._timing: Timing | None = None
         self._granted: dict[int, int] = {}
         self._forecasts: dict[int, LengthForecast] = {}
-        self._settings = PlacementSettings(
-            prefill_crowd=self.parameters["prefill_crowd"],
-            decode_crowd=self.parameters["decode_crowd"],
-            slack_per_s=self.parameters["slack_per_s"],
+
+    def _settings_of(self, parts: Parts) -> PolicySettings:
+        known = self.parameters
+        placement = PlacementSettings(
+            prefill_crowd=known["prefill_crowd"],
+            decode_crowd=known["decode_crowd"],
+            slack_per_s=known["slack_per_s"],
             tier_weights=parts.tier_weights,
             use_lengths=parts.lengths,
             use_transfer=parts.joint,
         )
-        self._gate = GateSettings(
-            ttft_margin=self.parameters["ttft_margin"],
-            tpot_margin=self.parameters["tpot_margin"],
-            own_gain=self.parameters["own_gain"],
-            wait_gain=self.parameters["wait_gain"],
-            tpot_gain=self.parameters["tpot_gain"],
-        )
+        gains = ("ttft_margin", "tpot_margin", "own_gain", "wait_gain", "tpot_gain")
+        return PolicySettings(placement, GateSettings(**{name: known[name] for name in gains}))
 
     def route(self, request: Request, view: View, now: float) -> Routed | None:
         """Forecast, place, ask the gate, lower the effort if that is the answer."""
@@ -185,6 +185,7 @@ class Ours:
             timing.other_machine_bytes_per_s,
             timing.link_latency_s,
             TAIL_BYTES,
+            timing.link_latency_s,
         )
         wanted = Placing(
             str(request.number),
@@ -197,7 +198,7 @@ class Ours:
             request.blocks[0].to_bytes(8, "little") if request.blocks else b"",
             now - view.refreshed_at,
         )
-        return place(prefills, _decode_pool(view), links, wanted, self._settings)
+        return place(prefills, _decode_pool(view), links, wanted, self._policy.placement)
 
     def _ask(
         self,
@@ -225,12 +226,12 @@ class Ours:
         if self.parts.fairness:
             self._meter.asked(request.tenant, self._cost_s(view, decision, forecast), now=now)
             outlook = replace(outlook, excess=self._meter.excess(request.tenant, now=now))
-        answer = decide(outlook, slo, settings=self._gate)
+        answer = decide(outlook, slo, settings=self._policy.gate)
         if answer.verdict is Verdict.ENTER or not (self.parts.floor and request.floor < effort):
             return answer, None
         lowered = self._forecast(request, request.floor)
         pays = lowering_pays(outlook, forecast, lowered, same_conversation=request.turn > 1)
-        answer = decide(outlook, slo, may_lower=pays, settings=self._gate)
+        answer = decide(outlook, slo, may_lower=pays, settings=self._policy.gate)
         return answer, lowered if answer.verdict is Verdict.LESS_EFFORT else None
 
     def _cost_s(self, view: View, decision: Decision, forecast: LengthForecast) -> float:

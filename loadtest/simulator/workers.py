@@ -216,6 +216,12 @@ class DecodeWorker:
         self._retime()
         return lost
 
+    def slow_down(self, slowness: float, now: float) -> None:
+        """All steps from now on take so many times as long as a healthy worker's."""
+        self.advance(now)
+        self.slowness = slowness
+        self._retime()
+
     def next_end_s(self) -> float | None:
         """Seconds until the next request ends, None if none runs."""
         if not self._ends:

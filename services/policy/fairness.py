@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -62,19 +63,29 @@ def water_level(demands: Floats, weights: Floats, capacity: float) -> float:
     return float(levels[short[0]]) if len(short) else float("inf")
 
 
-class ServiceMeter:
-    """What tenants asked for and were given lately. Bounded; time is an argument; owned by one thread.
+@dataclass(frozen=True, slots=True)
+class FairnessSettings:
+    """Of the meter.
 
-    Args:
+    Attributes:
         half_life_s: After so long a service counts half.
         limit: Tenants remembered; the one not heard of for longest goes first.
     """
 
-    def __init__(self, *, half_life_s: float = 10.0, limit: int = 1024) -> None:
-        if half_life_s <= 0 or limit < 1:
-            raise ValueError(f"half_life_s={half_life_s}, limit={limit}")
-        self._half_life_s = half_life_s
-        self._limit = limit
+    half_life_s: float = 10.0
+    limit: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.half_life_s <= 0 or self.limit < 1:
+            raise ValueError(f"impossible settings: {self}")
+
+
+class ServiceMeter:
+    """What tenants asked for and were given lately. Bounded; time is an argument; owned by one thread."""
+
+    def __init__(self, settings: FairnessSettings = FairnessSettings()) -> None:
+        self._half_life_s = settings.half_life_s
+        self._limit = settings.limit
         self._tenants: OrderedDict[str, list[float]] = OrderedDict()  # asked, given, as of
         self._others: dict[str, dict[str, tuple[float, float]]] = {}
         self._peers: dict[str, tuple[float, float]] = {}  # their sums, by tenant

@@ -18,8 +18,10 @@ block for prefill, so that what will share a prefix stays together before anythi
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Final
 from zlib import crc32
 
@@ -28,6 +30,20 @@ from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.pools import DecodePool, Floats, Indices, Links, PrefillPool
 
 _MIX: Final = 0x9E3779B1
+_BLIND_TOKENS: Final = 512.0  # counted on where lengths are switched off
+_VERSION: Final = 1  # of pair_costs.c: a module left over from another version is not used
+
+
+def _load() -> ModuleType | None:
+    """The same arithmetic compiled, where the package was installed with a C compiler."""
+    try:
+        module = importlib.import_module("epdserve.services.policy._pair_costs")
+    except ImportError:
+        return None
+    return module if module.VERSION == _VERSION else None
+
+
+_native = _load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,7 @@ class _Pairs:
     ttft_s: Floats
     tpot_s: Floats
     hits: Floats
+    compute: Floats
 
     def candidate(self, row: int, column: int) -> Candidate:
         return Candidate(
@@ -146,6 +163,18 @@ def place(
     """
     if not prefills.names or not decodes.names:
         raise ValueError("no pair of workers to choose from")
+    if _native is not None and settings.shortlist <= _native.MAX_SHORTLIST:
+        pairs = _weigh_natively(_native, prefills, decodes, links, request, settings)
+    else:
+        pairs = _weigh(prefills, decodes, links, request, settings)
+    row, column = _pick(pairs, request, settings)
+    return Decision(pairs.candidate(row, column), int(pairs.compute[row]), pairs)
+
+
+def _weigh(
+    prefills: PrefillPool, decodes: DecodePool, links: Links, request: Placing, settings: PlacementSettings
+) -> _Pairs:
+    """Costs of the pairs worth looking at: what ``pair_costs.c`` computes, too, to the same bits."""
     compute, soonest_s, hits = _prefill_times(prefills, request, settings)
     ready_s = prefills.ahead_tokens / prefills.tokens_per_s + soonest_s + prefills.trouble_s
     prefill_others = settings.prefill_crowd * (compute / prefills.tokens_per_s) / request.ttft_target_s
@@ -159,17 +188,66 @@ def place(
     counted_s = seen_s if settings.use_transfer else seen_s - transfer_s
     costs = _late(counted_s, request.ttft_target_s, settings)
     costs += prefill_others.take(few_p)[:, None] + decode_cost.take(few_d)[None, :]
-
-    pairs = _Pairs(
+    return _Pairs(
         [prefills.names[index] for index in few_p.tolist()],
         [decodes.names[index] for index in few_d.tolist()],
         costs,
         seen_s,
         tpot_s.take(few_d),
         hits.take(few_p),
+        compute.take(few_p),
     )
-    row, column = _pick(pairs, request, settings)
-    return Decision(pairs.candidate(row, column), int(compute[few_p[row]]), pairs)
+
+
+def _weigh_natively(
+    native: ModuleType,
+    prefills: PrefillPool,
+    decodes: DecodePool,
+    links: Links,
+    request: Placing,
+    settings: PlacementSettings,
+) -> _Pairs:
+    tiers = len(prefills.hit_tokens) if settings.tier_weights else 1
+    mean, high = _lengths(request, settings)
+    found = native.weigh(
+        (
+            *(prefills.machines, prefills.ahead_tokens, prefills.tokens_per_s),
+            *(prefills.hit_tokens[:tiers], prefills.fetch_bytes_per_s[:tiers], prefills.trouble_s),
+        ),
+        (
+            *(decodes.machines, decodes.running, decodes.held_tokens, decodes.remaining_tokens),
+            *(decodes.total_tokens, decodes.step_s, decodes.request_s, decodes.token_s),
+            *(decodes.hit_tokens, decodes.trouble_s),
+        ),
+        tiers,
+        settings.shortlist,
+        (
+            *(request.prompt_tokens, request.rerun_tokens, request.bytes_per_token),
+            *(request.ttft_target_s, request.tpot_target_s, mean, high),
+            *(settings.prefill_crowd, settings.decode_crowd),
+            *(settings.foresight if settings.use_lengths else 0.0, settings.miss, settings.overflow),
+            *(links.same_machine_bytes_per_s, links.other_machine_bytes_per_s),
+            *(links.latency_s, links.other_latency_s, links.fixed_bytes, settings.use_transfer),
+        ),
+    )
+    rows, columns = found[:2]
+    costs, ttft_s, tpot_s, hits, compute = map(np.frombuffer, found[2:])
+    return _Pairs(
+        [prefills.names[index] for index in rows],
+        [decodes.names[index] for index in columns],
+        costs.reshape(len(rows), -1),
+        ttft_s.reshape(len(rows), -1),
+        tpot_s,
+        hits,
+        compute,
+    )
+
+
+def _lengths(request: Placing, settings: PlacementSettings) -> tuple[float, float]:
+    """Output that is expected, and that pages should suffice for."""
+    if settings.use_lengths:
+        return request.forecast.mean, request.forecast.high
+    return _BLIND_TOKENS, _BLIND_TOKENS
 
 
 def _prefill_times(
@@ -202,7 +280,7 @@ def _prefill_times(
 
 def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSettings) -> tuple[Floats, Floats]:
     """Seconds per token with the request there, and the whole cost of decoding there."""
-    mean = request.forecast.mean if settings.use_lengths else 512.0
+    mean, high = _lengths(request, settings)
     context = request.prompt_tokens + mean / 2
     slower_s = pool.request_s + pool.token_s * context
     now_s = pool.step_s + pool.request_s * pool.running + pool.token_s * pool.held_tokens + slower_s
@@ -211,8 +289,7 @@ def _decode_costs(pool: DecodePool, request: Placing, settings: PlacementSetting
     fewer = settings.foresight * (pool.running - company) if settings.use_lengths else 0.0
     life_s = now_s - pool.request_s * fewer
     others = settings.decode_crowd * slower_s * (pool.running - fewer) / request.tpot_target_s
-    peak = pool.held_tokens + pool.remaining_tokens + request.prompt_tokens
-    peak = peak + (request.forecast.high if settings.use_lengths else mean)
+    peak = pool.held_tokens + pool.remaining_tokens + request.prompt_tokens + high
     fullness = peak / pool.total_tokens
     overflow = settings.overflow * np.where(fullness > 1, fullness, 0.0)
     return now_s, _late(life_s, request.tpot_target_s, settings) + others + overflow
@@ -267,13 +344,18 @@ def _transfer_s(
     )
     same = prefills.machines.take(few_p)[:, None] == decodes.machines.take(few_d)[None, :]
     speed = np.where(same, links.same_machine_bytes_per_s, links.other_machine_bytes_per_s)
-    return np.asarray(links.latency_s + (missing[None, :] + links.fixed_bytes) / speed, dtype=np.float64)
+    latency_s = np.where(same, links.latency_s, links.other_latency_s)
+    return np.asarray(latency_s + (missing[None, :] + links.fixed_bytes) / speed, dtype=np.float64)
 
 
 def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple[int, int]:
     """The cheapest pair; among those as good as it, the one that the hashes take."""
     slack = min(settings.max_slack, settings.slack_per_s * request.staleness_s)
-    near = pairs.costs <= pairs.costs.min() + slack
+    best = int(pairs.costs.argmin())
+    width = len(pairs.columns)
+    near = pairs.costs <= pairs.costs.item(best) + slack
+    if np.count_nonzero(near) == 1:
+        return divmod(best, width)
 
     def rank(name: str, seed: bytes) -> tuple[int, str]:
         if slack <= 0:
@@ -285,6 +367,6 @@ def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple
     prefix = request.affinity or own
     rows = near.any(axis=1).nonzero()[0].tolist()
     row = rows[0] if len(rows) == 1 else min(rows, key=lambda at: rank(pairs.rows[at], prefix))
-    columns = near[row].nonzero()[0].tolist()
+    columns = np.flatnonzero(near[row]).tolist()
     column = columns[0] if len(columns) == 1 else min(columns, key=lambda at: rank(pairs.columns[at], own))
     return int(row), int(column)

@@ -19,7 +19,7 @@ enum { D_MACHINES, D_RUNNING, D_HELD, D_REMAINING, D_TOTAL, D_STEP, D_REQUEST, D
 typedef struct {
     double prompt, rerun, token_bytes, ttft_s, tpot_s, mean, high;
     double prefill_crowd, decode_crowd, foresight, miss, overflow;
-    double same_speed, other_speed, latency_s, fixed_bytes, use_transfer;
+    double same_speed, other_speed, latency_s, other_latency_s, fixed_bytes, use_transfer;
 } Numbers;
 
 typedef struct {
@@ -130,12 +130,11 @@ static PyObject *places(const Py_ssize_t *values, Py_ssize_t count) {
 }
 
 /* (rows, columns, costs, ttft_s, tpot_s, hits, compute): places, then bytes of doubles. */
-static PyObject *pairs(double *const *p, const int64_t *p_machines, const Prefill *prefills, const Best *rows,
+static PyObject *pairs(const int64_t *p_machines, const Prefill *prefills, const Best *rows,
                        double *const *d, const int64_t *d_machines, const Decode *decodes, const Py_ssize_t *columns,
                        Py_ssize_t width, const Numbers *n) {
     static double costs[MAX_SHORTLIST * MAX_PAIRED], seen_s[MAX_SHORTLIST * MAX_PAIRED]; /* the lock is held */
     double tpot_s[MAX_PAIRED], hits[MAX_SHORTLIST], compute[MAX_SHORTLIST];
-    (void)p;
     for (Py_ssize_t r = 0; r < rows->count; r++) {
         const Prefill *one = &prefills[rows->place[r]];
         hits[r] = one->hit;
@@ -144,8 +143,9 @@ static PyObject *pairs(double *const *p, const int64_t *p_machines, const Prefil
             Py_ssize_t at = columns[c];
             double missing = n->prompt - d[D_HITS][at];
             missing = (missing > 0 ? missing : 0) * n->token_bytes;
-            double speed = p_machines[rows->place[r]] == d_machines[at] ? n->same_speed : n->other_speed;
-            double transfer_s = n->latency_s + (missing + n->fixed_bytes) / speed;
+            int same = p_machines[rows->place[r]] == d_machines[at];
+            double transfer_s = (missing + n->fixed_bytes) / (same ? n->same_speed : n->other_speed);
+            transfer_s = (same ? n->latency_s : n->other_latency_s) + transfer_s;
             double seen = one->ready_s + transfer_s + (d[D_STEP][at] + d[D_TROUBLE][at]);
             double counted = n->use_transfer > 0 ? seen : seen - transfer_s;
             seen_s[r * width + c] = seen;
@@ -220,7 +220,7 @@ static PyObject *weigh_all(double **p, Py_ssize_t prefills, Py_ssize_t tiers, in
         }
         for (Py_ssize_t i = 0; i < rows.count; i++) near[i] = p_machines[rows.place[i]];
         width = paired(d_machines, decodes, targets, &columns, near, decodes > shortlist ? rows.count : 0, chosen);
-        found = pairs(p, p_machines, sources, &rows, d, d_machines, targets, chosen, width, n);
+        found = pairs(p_machines, sources, &rows, d, d_machines, targets, chosen, width, n);
     } else {
         PyErr_NoMemory();
     }
@@ -239,10 +239,10 @@ static PyObject *weigh(PyObject *module, PyObject *args) {
     void *p[PREFILL_ARRAYS], *d[DECODE_ARRAYS];
     Views views = {0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOnn(ddddddddddddddddd)", &sources, &targets, &tiers, &shortlist, &n.prompt, &n.rerun,
+    if (!PyArg_ParseTuple(args, "OOnn(dddddddddddddddddd)", &sources, &targets, &tiers, &shortlist, &n.prompt, &n.rerun,
                           &n.token_bytes, &n.ttft_s, &n.tpot_s, &n.mean, &n.high, &n.prefill_crowd, &n.decode_crowd,
                           &n.foresight, &n.miss, &n.overflow, &n.same_speed, &n.other_speed, &n.latency_s,
-                          &n.fixed_bytes, &n.use_transfer))
+                          &n.other_latency_s, &n.fixed_bytes, &n.use_transfer))
         return NULL;
     if (shortlist < 1 || shortlist > MAX_SHORTLIST)
         return PyErr_Format(PyExc_ValueError, "a shortlist of 1 to %d", MAX_SHORTLIST);

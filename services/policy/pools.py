@@ -42,7 +42,8 @@ class WorkerNames(tuple[str, ...]):
 def _check(names: Sequence[str], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
     if not isinstance(names, WorkerNames):
         WorkerNames(names)
-    if any(array.shape[-1:] != (len(names),) for array in arrays):
+    length = (len(names),)
+    if [array for array in arrays if array.shape[-1:] != length]:
         raise ValueError(f"every array needs {len(names)} elements, got {[array.shape for array in arrays]}")
 
 
@@ -120,7 +121,7 @@ class Links:
 
     Attributes:
         same_machine_bytes_per_s, other_machine_bytes_per_s: Measured speed of hand-offs.
-        latency_s: Of one, before its first byte.
+        latency_s, other_latency_s: Of one within a machine and between two, before its first byte.
         fixed_bytes: Moved with each: the tail.
     """
 
@@ -128,3 +129,4 @@ class Links:
     other_machine_bytes_per_s: float = 25e9
     latency_s: float = 0.002
     fixed_bytes: float = 3e6
+    other_latency_s: float = 0.002

@@ -14,11 +14,15 @@ import numpy as np
 from epdserve.services.policy.forecast import LengthForecast, fixed
 from epdserve.services.policy.health import Seen, fading, trouble_s
 from epdserve.services.policy.length_model import LengthModel, PromptClass
+from epdserve.services.policy.links import LinkModel
 from epdserve.services.policy.pools import Floats, Indices
+from epdserve.services.policy.settings import USUAL, PolicySettings
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.router.worker_rows import WorkerRows
 from epdserve.services.types import DecodeReceipt, FinishReason, PrefillResult
 
+# Of the released model, with its blocks' headers; a smaller model's are taken for the same
+KV_BYTES_PER_TOKEN: Final = 896.0
 # Until something was measured; only their relation to each other matters then
 _PREFILL_TOKENS_PER_S: Final = 10_000.0
 _STEP_S: Final = 0.02
@@ -59,10 +63,19 @@ class Estimates:
     Args:
         blind_tokens: The length counted on while the model knows nothing.
         clock: Seconds, monotonic.
+        policy: Of the length model, of health, and what is believed of links until they are measured.
     """
 
-    def __init__(self, *, blind_tokens: int = 1024, clock: Callable[[], float] = monotonic) -> None:
-        self.lengths = LengthModel()
+    def __init__(
+        self,
+        *,
+        blind_tokens: int = 1024,
+        clock: Callable[[], float] = monotonic,
+        policy: PolicySettings = USUAL,
+    ) -> None:
+        self.lengths = LengthModel(policy.lengths)
+        self.handoffs = LinkModel(policy.links)
+        self._health = policy.health
         self.hits = HitCounts()
         self._blind = fixed(blind_tokens)
         self._clock = clock
@@ -111,10 +124,19 @@ class Estimates:
             self._smooth(row, _STEP, took_s)
             self._smooth(row, _COMPANY, running)
 
+    def handed_over(self, receipt: DecodeReceipt, *, same_machine: bool) -> None:
+        """Learn from a hand-off that was pulled: how fast the link between two such workers is."""
+        if receipt.pulled_tokens and not receipt.recomputed_tokens:
+            self.handoffs.observe(
+                same_machine=same_machine,
+                nbytes=KV_BYTES_PER_TOKEN * receipt.pulled_tokens,
+                seconds=receipt.handoff_ms / 1000,
+            )
+
     def failed(self, worker: str) -> None:
         """A call to a worker failed."""
         row = self._count(worker)
-        self._table.values[row, _FAILURES] += 1
+        self._table.values[_FAILURES, row] += 1
         self.failures += 1
 
     def prefill_tokens_per_s(self, worker: str) -> float:
@@ -154,7 +176,7 @@ class Estimates:
 
     def decode_steps_s(self, rows: Indices) -> tuple[Floats, Floats]:
         """Of several workers: a step without any request, and what each request adds to it."""
-        step_s, company = self.steps_s(rows), self._table.values.take(rows, axis=0)[:, _COMPANY]
+        step_s, company = self.steps_s(rows), self._table.values[_COMPANY].take(rows)
         request_s = self.request_share * step_s
         return np.maximum(_ALONE * step_s, step_s - request_s * company), request_s
 
@@ -164,7 +186,7 @@ class Estimates:
         Args:
             step_ages_s: How long each worker's present step had been running when it was heard of.
         """
-        seen = self._table.values.take(rows, axis=0).T
+        seen = self._table.values.take(rows, axis=1)
         kept = fading(self._clock() - seen[_COUNTED_AT])
         return trouble_s(
             Seen(
@@ -173,7 +195,8 @@ class Estimates:
                 usual_step_s=np.maximum(1.0, seen[_STEP]),
                 failures=seen[_FAILURES] * kept,
                 calls=seen[_CALLS] * kept,
-            )
+            ),
+            self._health,
         )
 
     @property
@@ -187,13 +210,13 @@ class Estimates:
 
     def _usual(self, row: int) -> tuple[float, float]:
         """Step of a worker, and requests in it."""
-        return float(self._table.values[row, _STEP]), float(self._table.values[row, _COMPANY])
+        return float(self._table.values[_STEP, row]), float(self._table.values[_COMPANY, row])
 
     def _one(self, worker: str, field: int) -> float:
         return float(self._table.of(worker)[field])
 
     def _measured(self, rows: Indices, field: int, otherwise: float) -> Floats:
-        found: Floats = self._table.values.take(rows, axis=0)[:, field]
+        found: Floats = self._table.values[field].take(rows)
         known = found > 0
         if known.all():
             return found
@@ -202,13 +225,13 @@ class Estimates:
         return np.where(known, found, of_all.mean() if len(of_all) else otherwise)
 
     def _smooth(self, row: int, field: int, new: float) -> None:
-        old = float(self._table.values[row, field])
-        self._table.values[row, field] = new if not old else old + _NEWEST * (new - old)
+        old = float(self._table.values[field, row])
+        self._table.values[field, row] = new if not old else old + _NEWEST * (new - old)
 
     def _count(self, worker: str) -> int:
         """Count a call; the worker's row."""
         row = self._table.row(worker)
-        now, values = self._clock(), self._table.values[row]
+        now, values = self._clock(), self._table.of(worker)
         values[_CALLS : _FAILURES + 1] *= fading(now - values[_COUNTED_AT])
         values[_CALLS] += 1
         values[_COUNTED_AT] = now

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from epdserve.services.router.cluster import Cluster
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.ledger import InFlightLedger
-from epdserve.services.router.snapshot import Fleet
+from epdserve.services.router.snapshot import MEASURED_EVERY_S, Fleet
 from epdserve.services.types import WorkerInfo, WorkerRole, WorkerState
 
 # One life of a worker: its replacement under the same name is another one
@@ -30,6 +30,11 @@ class Fleets:
         self._view: Sequence[WorkerInfo] = ()
         self._made: dict[bool, Mapping[Layout, Fleet]] = {}
         self._ready: dict[WorkerRole, list[WorkerInfo]] = {}
+
+    def prepare(self) -> None:
+        """Look at the view, and at what was measured of its workers, for the requests to come."""
+        for fleet in self.of((), deterministic=False).values():
+            fleet.look_again(older_than_s=MEASURED_EVERY_S / 2)
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""

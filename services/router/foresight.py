@@ -16,13 +16,14 @@ from typing import Final
 from epdserve.services.errors import Overloaded
 from epdserve.services.policy.fairness import ServiceMeter
 from epdserve.services.policy.forecast import LengthForecast
-from epdserve.services.policy.gate import Answer, GateSettings, Outlook, Verdict, decide, lowering_pays
+from epdserve.services.policy.gate import Answer, Outlook, Verdict, decide, lowering_pays
 from epdserve.services.policy.hindsight import Hindsight
 from epdserve.services.policy.joint import Decision
+from epdserve.services.policy.settings import PolicySettings
 from epdserve.services.router.estimates import Estimates
 from epdserve.services.router.request import GenerateRequest, now
 from epdserve.services.router.routing import Route
-from epdserve.services.router.slo import SloSettings
+from epdserve.services.router.slo import SloSettings, policy_of
 from epdserve.services.schedule import MAX_LENGTHS, Schedule
 
 # A decode step is shared by so many at least: one that decodes alone takes nothing from anybody
@@ -40,21 +41,23 @@ class Foresight:
 
     Args:
         clock: Seconds, monotonic.
+        policy: Of gate and fair shares; None = as ``settings`` say.
     """
 
     def __init__(
-        self, settings: SloSettings, estimates: Estimates, clock: Callable[[], float] = monotonic
+        self,
+        settings: SloSettings,
+        estimates: Estimates,
+        clock: Callable[[], float] = monotonic,
+        policy: PolicySettings | None = None,
     ) -> None:
-        gain = settings.share_gain
-        self._gate = GateSettings(settings.margin, settings.margin)
-        if not gain:
-            self._gate = replace(self._gate, own_gain=0.0, tpot_gain=0.0)
-        self._gate = replace(self._gate, wait_gain=gain)
+        policy = policy or policy_of(settings)
+        self._gate = policy.gate
         self._settings = settings
         self._estimates = estimates
         self._clock = clock
         self._expected: OrderedDict[str, tuple[str, float, float]] = OrderedDict()
-        self.meter = ServiceMeter()
+        self.meter = ServiceMeter(policy.fairness)
         self.hindsight = Hindsight()
         self.refused: dict[str, int] = {"ttft": 0, "tpot": 0, "share": 0}
         self.lowered = 0

@@ -76,7 +76,7 @@ class InFlightLedger:
 
     def in_flight(self, rows: Indices) -> tuple[Floats, Floats, Floats]:
         """Requests, tokens and expected output of workers: what ``requests``, ``tokens``, ``output_tokens`` tell."""
-        found = self._table.values.take(rows, axis=0).T
+        found = self._table.values.take(rows, axis=1)
         return found[_REQUESTS], found[_TOKENS], found[_OUTPUT]
 
     def keep(self, workers: Collection[str]) -> None:

@@ -25,6 +25,7 @@ from epdserve.services.router.pipeline import Pipeline, PipelineLimits
 from epdserve.services.router.present import Present
 from epdserve.services.router.rendering import ChatRenderer
 from epdserve.services.router.routing import Placer, Targets
+from epdserve.services.router.slo import policy_of
 from epdserve.services.router.tenancy.assembly import build_gate
 from epdserve.services.router.tenancy.body_limits import BodyLimits
 from epdserve.services.router.tenancy.gate import TenantGate
@@ -88,8 +89,11 @@ def assemble(
     tokenizer = tokenizer if tokenizer is not None else RouterTokenizer.from_directory(config.model_dir)
     ledger = InFlightLedger()
     targets = Targets(config.slo.ttft_target_s, config.slo.tpot_target_s)
-    placer = Placer(cluster, ledger, targets=targets, in_turn=config.placement == "round_robin")
-    foresight = Foresight(config.slo, placer.estimates, clock)
+    policy = policy_of(config.slo)
+    placer = Placer(
+        cluster, ledger, targets=targets, in_turn=config.placement == "round_robin", policy=policy
+    )
+    foresight = Foresight(config.slo, placer.estimates, clock, policy)
     limits = PipelineLimits(
         decode_stall_s=config.decode_stall_s,
         replacement_wait_s=config.replacement_wait_s,

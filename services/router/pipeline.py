@@ -129,7 +129,7 @@ class Pipeline:
                         if chunk.finish_reason is not None:
                             # In the loop's next round: the client's last bytes go out first
                             decoded_s = now() - (trail.first_token_at or now())
-                            loop.call_soon(self._learn, request, chunk, len(emitted), decoded_s)
+                            loop.call_soon(self._learn, request, route, chunk, len(emitted), decoded_s)
                 return
             except Unavailable as error:
                 heed_cancellation()
@@ -343,7 +343,9 @@ class Pipeline:
             if not pulled:
                 await self.give_back(job.handle)
 
-    def _learn(self, request: GenerateRequest, chunk: TokenChunk, tokens: int, decoded_s: float) -> None:
+    def _learn(
+        self, request: GenerateRequest, route: Route, chunk: TokenChunk, tokens: int, decoded_s: float
+    ) -> None:
         assert chunk.finish_reason is not None
         self._placer.estimates.answered(request, tokens, chunk.finish_reason)
         if self._foresight is not None:
@@ -353,6 +355,8 @@ class Pipeline:
             # Its own part of the ledger has been given back by now
             beside = self._ledger.requests(worker)
             self._placer.estimates.decoded(worker, chunk.receipt, running=beside + 1)
+            same = route.prefill.machine == route.decode.machine
+            self._placer.estimates.handed_over(chunk.receipt, same_machine=same)
 
     def _note_failure(self, error: ServiceError, worker: str) -> None:
         """A worker that fails is avoided for a while; a request that was refused or out of time is no failure."""

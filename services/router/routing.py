@@ -13,18 +13,15 @@ from epdserve.services.errors import Unavailable
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.policy.gate import SloClass
 from epdserve.services.policy.joint import Candidate, Decision, Placing, place
-from epdserve.services.policy.pools import Links
+from epdserve.services.policy.settings import USUAL, PolicySettings
 from epdserve.services.router.cluster import Cluster
-from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.estimates import KV_BYTES_PER_TOKEN, Estimates
 from epdserve.services.router.fleets import Fleets, Life
 from epdserve.services.router.ledger import InFlightLedger
 from epdserve.services.router.snapshot import Fleet
 from epdserve.services.types import TokenIds, WorkerInfo, WorkerRole
 
 _IN_THREAD_ABOVE_TOKENS: Final = 16_384
-# Of the released model, with its blocks' headers; a smaller model's are taken for the same
-_KV_BYTES_PER_TOKEN: Final = 896.0
-_LINKS: Final = Links(latency_s=0.002)
 # Heartbeats and other routers' words are about so old
 _STALENESS_S: Final = 0.5
 # Requests whose placement can be explained afterwards
@@ -88,10 +85,12 @@ class Placer:
         estimates: Estimates | None = None,
         targets: Targets = Targets(),
         in_turn: bool = False,
+        policy: PolicySettings = USUAL,
     ) -> None:
         """A placer.
 
         Args:
+            policy: Of placement; of the estimates, too, unless they are given.
             in_turn: Workers take requests one after the other, whatever they hold: what placement is compared with.
         """
         self._in_turn = in_turn
@@ -99,11 +98,16 @@ class Placer:
         self._cluster = cluster
         self.ledger = ledger
         self._targets = targets
-        self.estimates = estimates if estimates is not None else Estimates()
+        self._policy = policy
+        self.estimates = estimates if estimates is not None else Estimates(policy=policy)
         self._fleets = Fleets(cluster, ledger, self.estimates, model_name=model_name)
         self._explained: OrderedDict[str, Route] = OrderedDict()
         self._names: OrderedDict[str, str] = OrderedDict()
         self.placed_at = float("-inf")
+
+    def prepare(self) -> None:
+        """Make what decisions need of the view, if it is another one by now; else the next decision would."""
+        self._fleets.prepare()
 
     def ready(self, role: WorkerRole, avoid: Collection[Life] = ()) -> list[WorkerInfo]:
         """Workers of a role that take work, without the lives in ``avoid``."""
@@ -157,7 +161,7 @@ class Placer:
                 forecast,
                 aimed.ttft_s,
                 aimed.tpot_s,
-                _KV_BYTES_PER_TOKEN,
+                KV_BYTES_PER_TOKEN,
                 # Whether a tail will spare the window's rows is the worker's to know; all candidates are alike
                 rerun_tokens=0,
                 affinity=affinity,
@@ -221,7 +225,7 @@ class Placer:
 
     def _decide(self, choice: _Choice) -> Decision:
         prefills, decodes = choice.fleet.pools(choice.hits)
-        return place(prefills, decodes, _LINKS, choice.wanted)
+        return place(prefills, decodes, self.estimates.handoffs.links, choice.wanted, self._policy.placement)
 
     async def _hit_tokens(
         self,

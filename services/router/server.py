@@ -30,8 +30,10 @@ from epdserve.services.router.metrics import RouterMetrics
 from epdserve.services.router.operations import RouterOperations
 from epdserve.services.router.parts import RouterParts
 from epdserve.services.router.policy_metrics import PolicyCollector
+from epdserve.services.router.routing import Placer
 from epdserve.services.router.rpc_cluster import RpcCluster
 from epdserve.services.router.sharing import sharing
+from epdserve.services.router.snapshot import MEASURED_EVERY_S
 from epdserve.services.router.tenancy.admin import create_admin, read_admin_key
 from epdserve.services.router.tenancy.assembly import listening_host
 from epdserve.services.router.tenancy.metrics import GateCollector
@@ -157,7 +159,19 @@ async def shared(app: FastAPI, config: RouterConfig, registry: CollectorRegistry
         meter=parts.foresight.meter,
     ) as desk:
         PolicyCollector(parts.placer.estimates, parts.foresight, desk, registry)
-        yield
+        preparing = asyncio.create_task(_prepare_regularly(parts.placer), name="prepare-placement")
+        try:
+            yield
+        finally:
+            preparing.cancel()
+            await asyncio.wait([preparing])
+
+
+async def _prepare_regularly(placer: Placer) -> None:
+    """Arrays of a new view and new measurements are made between decisions, not in them."""
+    while True:
+        await asyncio.sleep(MEASURED_EVERY_S / 2)
+        placer.prepare()
 
 
 def _token(config: RouterConfig) -> str:

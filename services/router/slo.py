@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from epdserve.services.errors import InvalidRequest
-from epdserve.services.policy.gate import SloClass
+from epdserve.services.policy.gate import GateSettings, SloClass
+from epdserve.services.policy.settings import PolicySettings
 from epdserve.services.schedule import HIGHEST_PRIORITY
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -74,6 +75,14 @@ class SloSettings(BaseModel):
             return self.usual
         found = self.classes.get(name)
         return None if found is None else SloClass(name, found.ttft_target_s, found.tpot_target_s, found.room)
+
+
+def policy_of(settings: SloSettings) -> PolicySettings:
+    """All settings of the policies, as this router's configuration has them."""
+    gate = GateSettings(settings.margin, settings.margin, wait_gain=settings.share_gain)
+    if not settings.share_gain:
+        gate = replace(gate, own_gain=0.0, tpot_gain=0.0)
+    return PolicySettings(gate=gate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _FULLNESS: Final = 0.5
 
 
 # What was measured of workers is looked at again so often, and whenever a call has failed
-_MEASURED_EVERY_S: Final = 0.05
+MEASURED_EVERY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Fleet:
         Args:
             hits: Leading tokens of the prompt that each worker and store holds.
         """
-        measured = self._look_again()
+        measured = self.look_again()
         in_prefills, in_decodes = measured.in_ledger
         _, ahead, _ = self._ledger.in_flight(in_prefills)
         requests, tokens, output = self._ledger.in_flight(in_decodes)
@@ -124,14 +124,14 @@ class Fleet:
         self._total = np.maximum(1.0, total * block_tokens)
         self._no_hits = np.zeros(len(self.decodes))
 
-    def _look_again(self) -> _Measured:
+    def look_again(self, older_than_s: float = MEASURED_EVERY_S) -> _Measured:
         """What was measured, not older than a moment."""
         ledger, estimates, known = self._ledger, self._estimates, self._measured
         layouts, now = (ledger.layout, estimates.layout), estimates.now()
         if (
             known is not None
             and (known.layouts, known.failures) == (layouts, estimates.failures)
-            and now - known.at < _MEASURED_EVERY_S
+            and now - known.at < older_than_s
         ):
             return known
         prefills, decodes = estimates.rows(self._prefill_names), estimates.rows(self._decode_names)

@@ -16,12 +16,12 @@ class WorkerRows:
     """One row of numbers a worker. A name that is asked for gets a row of zeros.
 
     Attributes:
-        values: (rows, fields); only the first ``len(self)`` rows are in use.
+        values: (fields, rows), so that one number of all lies together; only the first ``len(self)`` rows are in use.
         layout: Goes up when rows have moved: who remembers their numbers must ask again.
     """
 
     def __init__(self, fields: int) -> None:
-        self.values: Floats = np.zeros((_FIRST_ROWS, fields))
+        self.values: Floats = np.zeros((fields, _FIRST_ROWS))
         self.layout = 0
         self._rows: dict[str, int] = {}
 
@@ -36,14 +36,14 @@ class WorkerRows:
         row = self._rows.get(name)
         if row is None:
             row = self._rows[name] = len(self._rows)
-            if row == len(self.values):
-                self.values = np.concatenate((self.values, np.zeros_like(self.values)))
+            if row == self.values.shape[1]:
+                self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
         return row
 
     def of(self, name: str) -> Floats:
         """A worker's row itself, good until the next name comes."""
         row = self.row(name)  # first: a new one may need another array
-        found: Floats = self.values[row]
+        found: Floats = self.values[:, row]
         return found
 
     def rows(self, names: Iterable[str]) -> Indices:
@@ -52,7 +52,7 @@ class WorkerRows:
 
     def column(self, field: int) -> Floats:
         """One number of all that have a row, in the order of rows."""
-        used: Floats = self.values[: len(self._rows), field]
+        used: Floats = self.values[field, : len(self._rows)]
         return used
 
     def keep(self, names: Collection[str]) -> None:
@@ -61,8 +61,8 @@ class WorkerRows:
             return
         alive = set(names)
         kept = {name: row for name, row in self._rows.items() if name in alive}
-        values = np.zeros((max(_FIRST_ROWS, len(kept)), self.values.shape[1]))
-        values[: len(kept)] = self.values[list(kept.values())]
+        values = np.zeros((len(self.values), max(_FIRST_ROWS, len(kept))))
+        values[:, : len(kept)] = self.values[:, list(kept.values())]
         self.values = values
         self._rows = {name: row for row, name in enumerate(kept)}
         self.layout += 1

@@ -1,8 +1,4 @@
-import importlib.util
 import random
-import shutil
-import subprocess
-import sysconfig
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +9,7 @@ from epdserve.kvstore import holder_table
 from epdserve.kvstore.holder_table import HolderTable
 from epdserve.kvstore.set_digest import set_digest
 from epdserve.kvstore.types import BlockHash
+from support import native
 
 SOURCE = Path(holder_table.__file__).with_name("prefix_lookup.c")
 NAMES = [str(number) for number in range(256)]
@@ -21,30 +18,13 @@ ZERO_PAIR = BlockHash(holder_table._TURN.to_bytes(8, "little") + bytes(8))
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """What ``prefix_lookup.c`` says now, whatever was installed."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    headers = Path(sysconfig.get_path("include"))
-    if compiler is None or not (headers / "Python.h").is_file():
-        pytest.skip("no C compiler, or no headers of Python")
-    library = tmp_path_factory.mktemp("native") / "_prefix_lookup.abi3.so"
-    warnings = ("-Wall", "-Wextra", "-Werror")
-    subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", *warnings, f"-I{headers}", str(SOURCE), "-o", str(library)],
-        check=True,
-        timeout=60,
-    )
-    spec = importlib.util.spec_from_file_location("_prefix_lookup", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return native.compiled(SOURCE, "_prefix_lookup", tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = request.getfixturevalue("compiled") if request.param == "native" else None
-    monkeypatch.setattr(holder_table, "_native", native)
+    way = request.getfixturevalue("compiled") if request.param == "native" else None
+    monkeypatch.setattr(holder_table, "_native", way)
 
 
 def hashes(count: int, seed: int = 0) -> list[BlockHash]:
@@ -185,8 +165,8 @@ def test_both_ways_agree_on_chains_with_gaps(compiled: ModuleType, monkeypatch: 
     some: list[list[BlockHash]] = [chain[:count] for count in (0, 1, 2, 23, 24, 25, 47, 48, 49, 300)]
     for asked in [*some, chain[7:], hashes(60, seed=5), [*chain[:30], BlockHash(b"odd"), *chain[30:]]]:
         found = []
-        for native in (compiled, None):
-            monkeypatch.setattr(holder_table, "_native", native)
+        for way in (compiled, None):
+            monkeypatch.setattr(holder_table, "_native", way)
             found.append(lengths_in(table, asked))
         assert found[0] == found[1]
 

@@ -29,7 +29,7 @@ def prefill_pool(
         "fetch_bytes_per_s": floats([1.0, 1e10, 1e9, 5e9]),
         "trouble_s": np.zeros(count),
     }
-    return PrefillPool([f"p{index}" for index in range(count)], **{**fields, **arrays})
+    return PrefillPool([f"p{index:0{len(str(count - 1))}}" for index in range(count)], **{**fields, **arrays})
 
 
 def decode_pool(count: int, **arrays: Floats) -> DecodePool:
@@ -43,7 +43,7 @@ def decode_pool(count: int, **arrays: Floats) -> DecodePool:
         "token_s": np.full(count, 1e-9),
         "trouble_s": np.zeros(count),
     }
-    return DecodePool([f"d{index}" for index in range(count)], **{**fields, **arrays})
+    return DecodePool([f"d{index:0{len(str(count - 1))}}" for index in range(count)], **{**fields, **arrays})
 
 
 def placing(**changes: Any) -> Placing:

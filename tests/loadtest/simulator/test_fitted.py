@@ -1,5 +1,7 @@
 """The step model of real pools: fitted from receipts, and simulated with."""
 
+from dataclasses import replace
+
 import pytest
 from epdserve.loadtest.client import Outcome
 from epdserve.loadtest.simulator.fitted import FittedTiming, fit, measured, simulated
@@ -67,3 +69,33 @@ def test_failures_and_answers_of_one_token_are_left_out() -> None:
     broken = Outcome(sent_at=0.0, error="429")
     short = outcome(0.0, 100, 1, step_s=0.04)
     assert measured([*alone(), broken, short]) == measured(alone())
+
+
+def test_a_fit_finds_how_much_longer_steps_are_beside_one_another() -> None:
+    """Every second prompt is computed while another request decodes: half as long again, and those steps 1.2 times."""
+    seen, step_s = alone(), TRUTH.decode_s(1, 0)
+    for number in range(12):
+        at, prompt = 1e7 + 100.0 * number, 150 + 40 * number
+        first = outcome(at, 100, 60, step_s=step_s)
+        second = outcome(at + 1.0, prompt, 30, step_s=step_s)
+        crowded_s = 1.5 * TRUTH.prefill_s(prompt, prompt)
+        second.receipt["ms"]["prefill"] = 1000 * crowded_s
+        second.text_at = [at + 20.0 + step_s * step for step in range(30)]
+        began, ended = first.text_at[0], first.text_at[-1]
+        first.text_at[-1] = began + (ended - began) + 0.2 * crowded_s
+        seen += [first, second]
+    found = fit(seen)
+    assert found.prefill_beside == pytest.approx(1.5, abs=0.051)
+    assert found.decode_beside == pytest.approx(1.2, abs=0.11)
+    assert found.prefill_token_s == pytest.approx(0.001, rel=0.05)
+
+
+def test_simulated_workers_that_share_cores_hold_each_other_up() -> None:
+    overlapping = [outcome(0.15 * number, 200, 40, step_s=TRUTH.decode_s(1, 0)) for number in range(12)]
+    apart = simulated(overlapping, TRUTH, prefills=1, decodes=1)
+    shared = replace(TRUTH, prefill_beside=1.5, decode_beside=1.3)
+    together = simulated(overlapping, shared, prefills=1, decodes=1)
+    assert together.ttft_mean_s > 1.3 * apart.ttft_mean_s
+    assert 1.05 < together.tpot_p50_s / apart.tpot_p50_s <= 1.3
+    again = simulated(alone(), shared, prefills=1, decodes=1)
+    assert again == simulated(alone(), TRUTH, prefills=1, decodes=1)

@@ -3,7 +3,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from epdserve.services.policy.fairness import ServiceMeter, jain_index, max_min_shares, water_level
+from epdserve.services.policy.fairness import (
+    FairnessSettings,
+    ServiceMeter,
+    jain_index,
+    max_min_shares,
+    water_level,
+)
 from epdserve.services.policy.pools import floats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +85,7 @@ def test_a_tenant_alone_is_never_over_its_share() -> None:
 
 
 def test_what_was_had_is_forgotten() -> None:
-    meter = ServiceMeter(half_life_s=1.0)
+    meter = ServiceMeter(FairnessSettings(half_life_s=1.0))
     for tenant, cost in (("early", 8.0), ("late", 1.0)):
         meter.given(tenant, cost, now=0.0)
         meter.asked(tenant, cost, now=0.0)
@@ -89,7 +95,7 @@ def test_what_was_had_is_forgotten() -> None:
 
 
 def test_tenants_remembered_are_bounded_and_other_routers_count() -> None:
-    meter = ServiceMeter(limit=4)
+    meter = ServiceMeter(FairnessSettings(limit=4))
     for number in range(100):
         meter.given(f"t{number}", 1.0, now=0.0)
     assert len(meter) == 4

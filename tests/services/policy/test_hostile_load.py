@@ -9,7 +9,7 @@ from epdserve.loadtest.simulator.figures import met
 from epdserve.loadtest.simulator.ours import Ours
 from epdserve.loadtest.simulator.run import Run
 from epdserve.loadtest.simulator.workloads import Workload
-from epdserve.services.policy.fairness import ServiceMeter
+from epdserve.services.policy.fairness import FairnessSettings, ServiceMeter
 from epdserve.services.policy.forecast import fixed
 from epdserve.services.policy.joint import Placing, place
 from epdserve.services.policy.length_model import LengthModel, LengthSettings, PromptClass
@@ -104,7 +104,7 @@ def test_workers_may_come_and_go_between_any_two_decisions(
 
 
 def test_what_is_remembered_of_endless_tenants_is_bounded() -> None:
-    model, meter = LengthModel(LengthSettings(max_cells=64)), ServiceMeter(limit=32)
+    model, meter = LengthModel(LengthSettings(max_cells=64)), ServiceMeter(FairnessSettings(limit=32))
     for number in range(2000):
         model.observe(PromptClass(number % 101, f"t{number}", number), 1 + number)
         meter.asked(f"t{number}", 1.0, now=float(number))

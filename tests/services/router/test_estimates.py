@@ -4,7 +4,7 @@ import random
 
 import pytest
 from epdserve.services.policy.pools import floats
-from epdserve.services.router.estimates import Estimates
+from epdserve.services.router.estimates import KV_BYTES_PER_TOKEN, Estimates
 from epdserve.services.router.request import GenerateRequest
 from epdserve.services.sampling import SamplingParams
 from epdserve.services.types import (
@@ -134,3 +134,19 @@ def test_one_odd_step_teaches_little() -> None:
         estimates.decoded("d0", DecodeReceipt("d0", steps=10, decode_ms=ms), running=running)
     assert estimates.request_share <= 0.3
     assert (estimates.decode_steps_s(estimates.rows(["d0", "d9"]))[0] > 0).all()
+
+
+def test_hand_offs_are_learnt_by_whether_they_leave_the_machine() -> None:
+    estimates = Estimates()
+    before = estimates.handoffs.links
+    estimates.handed_over(DecodeReceipt("d0", own_tokens=500, handoff_ms=9000.0), same_machine=False)
+    estimates.handed_over(
+        DecodeReceipt("d0", pulled_tokens=5, recomputed_tokens=5, handoff_ms=9000.0), same_machine=False
+    )
+    assert estimates.handoffs.links == before  # nothing was pulled, or it was not what took the time
+    for _ in range(200):
+        estimates.handed_over(DecodeReceipt("d0", pulled_tokens=10_000, handoff_ms=500.0), same_machine=False)
+    links = estimates.handoffs.links
+    assert links.same_machine_bytes_per_s == before.same_machine_bytes_per_s
+    nbytes = 10_000 * KV_BYTES_PER_TOKEN + links.fixed_bytes
+    assert links.other_latency_s + nbytes / links.other_machine_bytes_per_s == pytest.approx(0.5, rel=0.05)

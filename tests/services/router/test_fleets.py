@@ -71,6 +71,22 @@ async def test_arrays_of_a_view_are_kept_and_what_changes_between_requests_is_no
     assert await place(placer) == ("p2", "d2")
 
 
+async def test_what_was_prepared_is_what_decisions_read() -> None:
+    cluster, ledger = Views(fleet(3)), InFlightLedger()
+    placer = Placer(cluster, ledger, estimates=Estimates(clock=lambda: 1.0))
+    placer.prepare()
+    (made,) = placer._fleets.of((), deterministic=False).values()
+    measured = made.look_again()
+    await place(placer)
+    assert placer._fleets.of((), deterministic=False) == {next(iter(placer._fleets._made[False])): made}
+    assert made.look_again() is measured
+    cluster.view = tuple(dataclasses.replace(info, running=7) for info in cluster.view)
+    placer.prepare()
+    (again,) = placer._fleets.of((), deterministic=False).values()
+    assert again is not made
+    assert await place(placer) == ("p0", "d0")
+
+
 async def test_a_life_that_was_lost_is_avoided_by_one_request_only() -> None:
     cluster, ledger = Views(fleet(2)), InFlightLedger()
     fleets = Fleets(cluster, ledger, Estimates())
@@ -119,8 +135,8 @@ def test_rows_are_found_again_after_some_were_forgotten() -> None:
     before = rows.layout
     rows.keep([f"w{n}" for n in range(90, 100)])
     assert (len(rows), rows.layout) == (10, before + 1)
-    assert rows.values[rows.rows(["w95", "w90"]), 0].tolist() == [95, 90]
-    assert rows.values[rows.row("new")].tolist() == [0, 0]
+    assert rows.values[0, rows.rows(["w95", "w90"])].tolist() == [95, 90]
+    assert rows.of("new").tolist() == [0, 0]
     assert "w3" not in rows
 
 
