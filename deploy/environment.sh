@@ -60,7 +60,7 @@ make_environment() {
   wanted_run=$(fingerprint "$python" deploy/requirements.txt)
   wanted_packages=$(fingerprint "$python" deploy/requirements.txt "$packages")
   [[ "$1" == run ]] && wanted_packages=$wanted_run
-  wanted_project=$(fingerprint "$python" pyproject.toml k*/*.c k*/*/*.c services/*/*.c)
+  wanted_project=$(fingerprint "$python" pyproject.toml k*/*.[ch] k*/*/*.c services/*/*.c)
   is_current "$1" "$wanted_packages" && is_current project "$wanted_project" && return
 
   mkdir -p .run

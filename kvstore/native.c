@@ -1,11 +1,8 @@
 /* Copies and crc32c of many blocks in one call, without Python's lock. native.py says what and why, and has the same
  * functions in Python. Little-endian hosts only; crc32c and streaming stores want x86-64 with SSE4.2 and AVX2.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "native.h"
 
-#include <stdint.h>
 #include <string.h>
 
 #if !defined(__x86_64__)
@@ -14,8 +11,6 @@
 #include <immintrin.h>
 
 #define STREAM_BYTES ((size_t)64 << 10) /* copies from here on leave the target out of the caches */
-#define HEADER_REST 32  /* of a header: its crc32c and what follows */
-#define NAME_BYTES 128
 #define NAME_CRC_OF_RECORD 104
 #define NAME_CRC 124
 
@@ -72,8 +67,7 @@ __attribute__((target("sse4.2"))) static void crc_three(uint32_t *crcs, const ui
     crcs[2] = crc_one((uint32_t)c, bytes[2] + at, count - at);
 }
 
-/* crcs[i] of the first `count` bytes of each view, all of them at least as long. */
-static void crc_all(uint32_t *crcs, const Py_buffer *views, Py_ssize_t records, size_t count) {
+void crc_all(uint32_t *crcs, const Py_buffer *views, Py_ssize_t records, size_t count) {
     Py_ssize_t i = 0;
     for (; i + 3 <= records; i += 3) {
         const uint8_t *bytes[3] = {views[i].buf, views[i + 1].buf, views[i + 2].buf};
@@ -84,8 +78,7 @@ static void crc_all(uint32_t *crcs, const Py_buffer *views, Py_ssize_t records, 
 
 static void put_crc(uint8_t *at, uint32_t crc) { memcpy(at, &crc, sizeof crc); }
 
-/* Fill in the three crc32c of a record's end, whose bytes so far, `covers` of them here, have the sum `state`. */
-static void seal_end(uint8_t *end, size_t covers, uint32_t state) {
+void seal_end(uint8_t *end, size_t covers, uint32_t state) {
     uint8_t *name = end + covers + HEADER_REST;
     uint32_t crc = ~crc_one(state, end, covers);
     put_crc(end + covers, crc);
@@ -95,19 +88,13 @@ static void seal_end(uint8_t *end, size_t covers, uint32_t state) {
 
 /* ---- Python's side ---- */
 
-typedef struct {
-    Py_ssize_t count;
-    Py_buffer *views;
-} Views;
-
-static void release(Views *views) {
+void release(Views *views) {
     while (views->count > 0) PyBuffer_Release(&views->views[--views->count]);
     PyMem_Free(views->views);
     views->views = NULL;
 }
 
-/* Buffers of a sequence, each `at_least` bytes long. */
-static int hold(PyObject *sequence, int flags, Py_ssize_t at_least, Views *views) {
+int hold(PyObject *sequence, int flags, Py_ssize_t at_least, Views *views) {
     Py_ssize_t count = PySequence_Size(sequence);
     views->count = 0;
     if (count < 0) return -1;
@@ -257,6 +244,11 @@ static PyObject *aligned(PyObject *module, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"crew", new_crew, METH_VARARGS, new_crew_doc},
+    {"stop", stop_crew, METH_VARARGS, stop_crew_doc},
+    {"begin_write", begin_write, METH_VARARGS, begin_write_doc},
+    {"begin_read", begin_read, METH_VARARGS, begin_read_doc},
+    {"finish", finish, METH_VARARGS, finish_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"aligned", aligned, METH_VARARGS, aligned_doc},
     {"copy_pages", copy_pages, METH_VARARGS, copy_pages_doc},
@@ -271,7 +263,7 @@ static int fill_module(PyObject *module) {
         PyErr_SetString(PyExc_ImportError, "this processor lacks AVX2 or SSE4.2");
         return -1;
     }
-    return PyModule_AddIntConstant(module, "VERSION", 2);
+    return PyModule_AddIntConstant(module, "VERSION", 3);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill_module}, {0, NULL}};
@@ -279,7 +271,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill_module}, {0, NULL}};
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_native",
-    .m_doc = "Copies and crc32c of blocks without Python's lock.",
+    .m_doc = "Copies, crc32c and direct I/O of blocks without Python's lock.",
     .m_methods = methods,
     .m_slots = slots,
 };

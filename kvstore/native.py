@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-_VERSION: Final = 2  # of native.c: a module left over from another version is not used
+_VERSION: Final = 3  # of native.c: a module left over from another version is not used
 _HEADER_REST: Final = 32  # of a block header: its crc32c and what follows; its first 32 bytes are covered
 _NAME_BYTES, _NAME_CRC_OF_RECORD, _NAME_CRC = 128, 104, 124  # ``ssd/record.py`` has the table
 
@@ -30,6 +30,11 @@ def _load() -> ModuleType | None:
 
 
 _native: Final = _load()
+
+
+def native() -> ModuleType | None:
+    """The native module, where it was built: for what has no like in Python (``ssd/crew.py``)."""
+    return _native
 
 
 def copy_pages(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:

@@ -14,11 +14,11 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 from epdserve.kvstore.ssd.catalog import NameTable
+from epdserve.kvstore.ssd.crew import Crew
 from epdserve.kvstore.ssd.disk import CREATE, Disk, read_fully, write_fully
 from epdserve.kvstore.ssd.errors import DirectoryOwned, WrongFormat
 from epdserve.kvstore.ssd.record import DELETED, Name, RecordLayout
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 FORMAT_VERSION: Final = 1
 SLOTS_PER_FILE: Final = 65_536  # 7.5 GB of the real model's blocks
-_SCRUB_SLOTS: Final = 16
 UNKNOWN_USE: Final = 2**62  # last use of a block that was found by scanning: counts as now
 
 
@@ -47,7 +46,7 @@ class Directory:
 
     Args:
         disk: System calls. folder: Made if it is not there. layout: Sizes of a slot. count: Slots, all allocated.
-        pool: Runs transfers side by side. slots_per_file: How many slots a file has.
+        crew: Moves records; this directory's alone. slots_per_file: How many slots a file has.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Directory:
         layout: RecordLayout,
         count: int,
         *,
-        pool: ThreadPoolExecutor | None = None,
+        crew: Crew,
         slots_per_file: int = SLOTS_PER_FILE,
     ) -> None:
         if count <= 0 or slots_per_file <= 0:
@@ -66,13 +65,13 @@ class Directory:
         self.failed: str | None = None  # why this drive serves no more
         self.io_errors = 0
         self.table = NameTable(disk, folder, count)
-        self.slots = SlotFiles(disk, folder, layout, count, slots_per_file=slots_per_file, pool=pool)
+        self.slots = SlotFiles(disk, folder, layout, count, slots_per_file=slots_per_file, crew=crew)
         self.last_use: NDArray[np.int64] = np.zeros(count, np.int64)
         self.states: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.unwritten: set[int] = set()  # rows in memory that the disk has not got
         self._free: deque[int] = deque()
         self._slots_per_file = slots_per_file
-        self._disk = disk
+        self._disk, self._crew = disk, crew
         self._lock_fd = -1
 
     # --- opening (I/O) ---
@@ -103,7 +102,8 @@ class Directory:
         return had_table or not had_slots
 
     def close(self) -> None:
-        """Give all descriptors back, the lock last."""
+        """Give all descriptors back, the lock last, once nothing moves any more."""
+        self._crew.stop()
         self.slots.close()
         self.table.close()
         if self._lock_fd >= 0:
@@ -201,10 +201,7 @@ class Directory:
     def scrub(self, slots: list[int]) -> None:
         """Overwrite these slots with zeros, durably: nothing of their blocks is left to be found by a scan."""
         zeros = aligned(1, self.layout.slot_bytes)[0]
-        for start in range(0, len(slots), _SCRUB_SLOTS):
-            failed = self.slots.write([(slot, (zeros,)) for slot in slots[start : start + _SCRUB_SLOTS]])
-            if failed:
-                raise next(iter(failed.values()))
+        self.slots.overwrite(slots, zeros)
         self.slots.sync(slots)
 
     def disk_problems(self, *, deep: bool) -> list[str]:

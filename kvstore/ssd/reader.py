@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from epdserve.kvstore.block_header import BlockHeader, Checksum
 from epdserve.kvstore.checksums import sum_blocks
 from epdserve.kvstore.errors import CorruptBlock
-from epdserve.kvstore.native import crc32c_of
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
 from epdserve.kvstore.ssd.disk import Bytes
@@ -21,7 +19,7 @@ from epdserve.kvstore.ssd.slots import Flight, aligned, is_aligned
 from epdserve.kvstore.types import BlockHash
 
 PORTION = 256  # blocks read at once: bounds the buffers of pages that direct I/O cannot use
-_VERIFY: Final = 16
+_FEW: Final = 16  # blocks that are not worth a call of their own
 
 
 @dataclass(slots=True, eq=False)
@@ -37,11 +35,11 @@ class _Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """What one drive was asked for; runs arrive one after the other."""
+    """What one drive was asked for."""
 
     directory: Directory
-    by_buffer: dict[int, _Wanted]  # by identity: a block may be asked for twice
-    flights: list[Flight]
+    wanted: list[_Wanted]
+    flight: Flight
 
 
 class Reader:
@@ -51,22 +49,18 @@ class Reader:
         self._core, self._checksum = core, checksum
 
     def get(self, hashes: Sequence[BlockHash], pages: Sequence[Bytes]) -> list[BlockHeader | None]:
-        """Read a portion; ``None`` is a miss. One run is verified here while threads read the next ones."""
+        """Read a portion; ``None`` is a miss. A part of it is verified here while the next ones are read."""
         core = self._core
         started = core.clock.monotonic()
         with core.lock:
             ordered = core.inventory.in_disk_order(hashes)
         readings: list[_Reading] = []
-        step = max(directory.slots.run_slots for directory in core.inventory.directories)
-        for first in range(
-            0, len(ordered), step
-        ):  # the first run is on its way while the next is taken apart
+        step = max(_FEW, *(directory.slots.run_slots for directory in core.inventory.directories))
+        for first in range(0, len(ordered), step):  # some are on their way while the next are looked up
             readings += self._begin_step(ordered[first : first + step], hashes, pages)
-            time.sleep(0)  # lets go of Python's lock: a thread cannot begin without it
         found: list[BlockHeader | None] = [None] * len(hashes)
         for reading in readings:
-            for flights in _groups(reading.flights):
-                self._take(reading, flights, pages, found)
+            self._take(reading, pages, found)
         hits = [block_hash for block_hash, header in zip(hashes, found, strict=True) if header is not None]
         with core.lock:
             core.inventory.touch(hits, core.time.now())
@@ -94,38 +88,24 @@ class Reader:
         slot_bytes = self._core.layout.slot_bytes
         direct = [_whole_slot(pages[at], slot_bytes) for at, _ in members]
         spare = iter(aligned(sum(buffer is None for buffer in direct), slot_bytes))
-        by_buffer: dict[int, _Wanted] = {}
-        items: list[tuple[int, Bytes]] = []
+        wanted: list[_Wanted] = []
         for (at, place), page in zip(members, direct, strict=True):
             buffer = next(spare) if page is None else page
             name = place.name
             header = BlockHeader(name.block_hash, name.checksum, name.payload_bytes, name.exact)
-            by_buffer[id(buffer)] = _Wanted(at, place, header, buffer, direct=page is not None)
-            items.append((place.slot, buffer))
-        return _Reading(directory, by_buffer, directory.slots.begin_read(items))
+            wanted.append(_Wanted(at, place, header, buffer, direct=page is not None))
+        slots = [one.place.slot for one in wanted]
+        return _Reading(directory, wanted, directory.slots.begin_read(slots, [one.buffer for one in wanted]))
 
-    def _take(
-        self,
-        reading: _Reading,
-        flights: Sequence[Flight],
-        pages: Sequence[Bytes],
-        found: list[BlockHeader | None],
-    ) -> None:
-        """Wait for runs, verify them, and finish the pages of what is sound."""
-        layout = self._core.layout
-        arrived = []
-        for flight in flights:
-            failed = flight.failed()
-            for slot, (buffer,) in flight.items():
-                wanted = reading.by_buffer[id(buffer)]
-                if slot in failed:
-                    self._core.note_error(reading.directory, "read", failed[slot])
-                    self._forget(wanted.place, "io_error")
-                else:
-                    arrived.append(wanted)
-        buffers = [wanted.buffer for wanted in arrived]
-        sums = sum_blocks(self._checksum, buffers, [wanted.header for wanted in arrived])
-        crcs = crc32c_of(buffers, layout.covered_bytes)
+    def _take(self, reading: _Reading, pages: Sequence[Bytes], found: list[BlockHeader | None]) -> None:
+        """Wait for blocks, verify them, and finish the pages of what is sound."""
+        layout, landed = self._core.layout, reading.flight()
+        for at, error in landed.errors.items():
+            self._core.note_error(reading.directory, "read", error)
+            self._forget(reading.wanted[at].place, "io_error")
+        arrived = [one for at, one in enumerate(reading.wanted) if at not in landed.errors]
+        crcs = [crc for at, crc in enumerate(landed.crcs) if at not in landed.errors]
+        sums = sum_blocks(self._checksum, [one.buffer for one in arrived], [one.header for one in arrived])
         for wanted, total, crc in zip(arrived, sums, crcs, strict=True):
             try:
                 verify_record(wanted.buffer, layout, wanted.place.name, total, crc)
@@ -149,18 +129,6 @@ class Reader:
                 return
             core.inventory.remove(place, SlotState.QUARANTINED)
         core.metrics.evictions.labels(reason=reason).inc()
-
-
-def _groups(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
-    """Runs that are verified in one call: short ones together, for each call and each wait costs as much."""
-    group: list[Flight] = []
-    for flight in flights:
-        group.append(flight)
-        if sum(len(run.slots) for one in group for run in one.runs) >= _VERIFY:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _whole_slot(page: Bytes, slot_bytes: int) -> Bytes | None:

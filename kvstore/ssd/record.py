@@ -37,7 +37,6 @@ import google_crc32c
 import numpy as np
 from epdserve.kvstore.block_header import HEADER_BYTES, BlockHeader, encode_header
 from epdserve.kvstore.errors import CorruptBlock
-from epdserve.kvstore.native import seal_records
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.types import BLOCK_HASH_BYTES, BlockHash
 from numpy.typing import NDArray
@@ -56,7 +55,6 @@ _CRC_COVERS: Final = 32  # bytes of the header that its crc32c covers, after the
 _CRC_AT: Final = 32
 _RESERVED: Final = bytes(12)
 
-Chunks = tuple[Bytes, ...]  # a slot's bytes, in one piece or several, each a multiple of 4096 long
 
 NAME_DTYPE: Final = np.dtype(
     [
@@ -242,12 +240,6 @@ def name_rows(
     rows["tenant"] = np.frombuffer(b"".join([tenant for tenant, _ in owners]), "V16")
     rows["root"] = np.frombuffer(b"".join([root for _, root in owners]), "V16")
     return rows
-
-
-def seal(records: Sequence[Chunks], layout: RecordLayout) -> None:
-    """Compute the crc32c of records whose ends hold header, name and zeros. Python's lock is free meanwhile."""
-    ends = [record[-1] for record in records]
-    seal_records([record[0] for record in records], layout.end_offset, ends, layout.covers_of_end)
 
 
 def verify_record(record: Bytes, layout: RecordLayout, name: Name, total: int, crc: int) -> None:

@@ -1,29 +1,29 @@
 """Slot files: places of one size, allocated once, read and written past the page cache.
 
 Neighbours go in one system call: preadv and pwritev take scattered buffers, so slots side by side on disk join
-wherever their pages lie in memory. Several calls run at once in a pool of threads.
+wherever their pages lie in memory. Several calls run at once, by a ``Crew``.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from epdserve.kvstore.native import crc32c_of
+from epdserve.kvstore.ssd.crew import Crew, Landing, Run
 from epdserve.kvstore.ssd.disk import DIRECT, Bytes, Disk, read_fully, write_fully
-from epdserve.kvstore.ssd.record import ALIGNMENT, Chunks, Name, RecordLayout, name_in_record
+from epdserve.kvstore.ssd.record import ALIGNMENT, Name, RecordLayout, name_in_record
 
 RUN_BYTES: Final = (
     2 << 20
 )  # longest joined transfer: long enough for the disk, short enough for several threads
-
-_HANDFUL_SLOTS: Final = 4
+_SCAN_SLOTS: Final = 64
 
 
 def aligned(count: int, nbytes: int) -> Bytes:
@@ -41,49 +41,26 @@ def is_aligned(buffer: Bytes) -> bool:
     return about["strides"] is None and about["data"][0] % ALIGNMENT == 0
 
 
-_Call = Callable[[Disk, int, Sequence[Bytes], int], None]
-
-
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Slots side by side in one file, with the bytes of each."""
+class Landed:
+    """What became of slots, by their number in the order in which they were given."""
 
-    file: int
-    first: int  # within the file
-    slots: tuple[int, ...]
-    chunks: tuple[Chunks, ...]
+    errors: dict[int, OSError]
+    crcs: list[int]  # of each record that was read
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """Runs on their way to disk or from it, one after the other. ``failed()`` waits, and says what failed, by slot."""
-
-    runs: tuple[Run, ...]
-    failed: Callable[[], dict[int, OSError]]
-
-    def items(self) -> Iterator[tuple[int, Chunks]]:
-        """Each slot with its bytes."""
-        for run in self.runs:
-            yield from zip(run.slots, run.chunks, strict=True)
+Flight = Callable[[], Landed]  # slots on their way; waits for all of them
 
 
-def join(items: Iterable[tuple[int, Chunks]], *, slots_per_file: int, max_slots: int) -> list[Run]:
-    """Few long runs out of (slot, chunks) pairs. Pure."""
-    runs: list[list[tuple[int, Chunks]]] = []
-    for slot, chunks in sorted(items, key=lambda item: item[0]):
-        last = runs[-1] if runs else None
-        if last is None or slot != last[-1][0] + 1 or slot % slots_per_file == 0 or len(last) == max_slots:
-            runs.append([])
-        runs[-1].append((slot, chunks))
-    return [
-        Run(
-            run[0][0] // slots_per_file,
-            run[0][0] % slots_per_file,
-            tuple(slot for slot, _ in run),
-            tuple(chunks for _, chunks in run),
-        )
-        for run in runs
-    ]
+def neighbours(slots: Sequence[int], *, slots_per_file: int, max_slots: int) -> list[range]:
+    """Few long runs of ascending slots, each as places in ``slots``. Pure."""
+    runs, start = [], 0
+    for at in range(1, len(slots) + 1):
+        over = at == len(slots) or slots[at] != slots[at - 1] + 1 or slots[at] % slots_per_file == 0
+        if over or at - start == max_slots:
+            runs.append(range(start, at))
+            start = at
+    return runs if slots else []
 
 
 class SlotFiles:
@@ -91,8 +68,7 @@ class SlotFiles:
 
     Args:
         disk: System calls. folder: Where the files are. layout: Sizes of a slot. count: Slots in all.
-        slots_per_file: The last file may have fewer. pool: Runs transfers side by side; None does one after
-            the other in the caller's thread.
+        slots_per_file: The last file may have fewer. crew: Moves records.
     """
 
     def __init__(
@@ -103,10 +79,10 @@ class SlotFiles:
         count: int,
         *,
         slots_per_file: int,
-        pool: ThreadPoolExecutor | None = None,
+        crew: Crew,
     ) -> None:
         self.layout, self.count, self._per_file = layout, count, slots_per_file
-        self._disk, self._folder, self._pool = disk, folder, pool
+        self._disk, self._folder, self._crew = disk, folder, crew
         self._fds: list[int] = []
         self._max_slots = max(1, RUN_BYTES // layout.slot_bytes)
 
@@ -149,17 +125,37 @@ class SlotFiles:
         """Slots that go in one transfer if they lie side by side."""
         return self._max_slots
 
-    def begin_read(self, items: Sequence[tuple[int, Bytes]]) -> list[Flight]:
-        """Start to fill each slot's buffer (aligned, ``slot_bytes`` long). Without threads: filled when it returns."""
-        return self._begin(read_fully, _single(items), 0)
+    def begin_read(self, slots: Sequence[int], records: Sequence[Bytes]) -> Flight:
+        """Start to fill each slot's buffer (aligned, ``slot_bytes`` long) and to sum its crc32c."""
+        return self._begin_read(slots, records, 0, self.layout.covered_bytes, self._max_slots)
 
-    def write(self, items: Sequence[tuple[int, Chunks]]) -> dict[int, OSError]:
-        """Write each slot from its chunks; returns what failed, by slot. Not durable before ``sync``."""
-        return landed(self.begin_write(items))
+    def begin_write(self, slots: Sequence[int], bodies: Sequence[Bytes], ends: Sequence[Bytes]) -> Flight:
+        """Start to seal records and to write each into its slot. Not durable before ``sync``.
 
-    def begin_write(self, items: Sequence[tuple[int, Chunks]]) -> list[Flight]:
-        """``write``, but returns once it is under way (without threads: done)."""
-        return self._begin(write_fully, items, 0)
+        Args:
+            slots: Where. bodies: What begins each record, perhaps with more behind it. ends: Its last ``end_bytes``.
+        """
+        order = _ascending(slots)
+        ordered, split = [slots[at] for at in order], self.layout.end_offset
+        ends = [ends[at] for at in order]
+        bodies = [bodies[at] for at in order] if split else ends
+        runs = self._runs(ordered, 0, self._max_slots)
+        landing = self._crew.write(runs, bodies, split, ends, self.layout.covers_of_end)
+
+        def again(at: int, fd: int, offset: int) -> None:
+            chunks = (bodies[at][:split], ends[at]) if split else (ends[at],)
+            write_fully(self._disk, fd, chunks, offset)
+
+        return partial(self._land, order, runs, landing, again)
+
+    def overwrite(self, slots: Iterable[int], content: Bytes) -> None:
+        """Write the same bytes into each slot. Not durable before ``sync``.
+
+        Raises:
+            OSError: It is unknown which slots hold them.
+        """
+        for run in self._runs(sorted(slots), 0, self._max_slots):
+            write_fully(self._disk, run.fd, [content] * len(run.records), run.offset)
 
     def sync(self, slots: Iterable[int]) -> None:
         """Make these slots survive a power cut.
@@ -173,76 +169,69 @@ class SlotFiles:
     def names(self, slots: Sequence[int]) -> dict[int, Name | None]:
         """Scan: the name each slot's record gives itself; a slot that cannot be read is left out."""
         found: dict[int, Name | None] = {}
-        batch = 64
-        ends = aligned(batch, self.layout.end_bytes)
-        for start in range(0, len(slots), batch):
-            part = slots[start : start + batch]
-            items = list(zip(part, ends, strict=False))
-            failed = landed(self._begin(read_fully, _single(items), self.layout.end_offset, joined=False))
-            for slot, end in items:
-                if slot not in failed:
-                    found[slot] = name_in_record(end, self.layout)
+        ends = list(aligned(_SCAN_SLOTS, self.layout.end_bytes))
+        for start in range(0, len(slots), _SCAN_SLOTS):
+            part = slots[start : start + _SCAN_SLOTS]
+            failed = self._begin_read(part, ends[: len(part)], self.layout.end_offset, 0, 1)().errors
+            for at, slot in enumerate(part):
+                if at not in failed:
+                    found[slot] = name_in_record(ends[at], self.layout)
         return found
 
     def _file_bytes(self, number: int) -> int:
         first = number * self._per_file
         return min(self._per_file, self.count - first) * self.layout.slot_bytes
 
-    def _begin(
-        self, call: _Call, items: Iterable[tuple[int, Chunks]], offset: int, *, joined: bool = True
-    ) -> list[Flight]:
-        runs = join(items, slots_per_file=self._per_file, max_slots=self._max_slots if joined else 1)
-        flights = []
-        for some in _handfuls(runs):
-            if self._pool is None:
-                flights.append(Flight(some, partial(dict, self._runs(call, some, offset))))
-            else:
-                flights.append(Flight(some, self._pool.submit(self._runs, call, some, offset).result))
-        return flights
+    def _runs(self, slots: Sequence[int], offset: int, max_slots: int) -> list[Run]:
+        """Runs over ascending slots, from ``offset`` in each."""
+        runs = []
+        for records in neighbours(slots, slots_per_file=self._per_file, max_slots=max_slots):
+            file, within = divmod(slots[records.start], self._per_file)
+            runs.append(Run(self._fds[file], within * self.layout.slot_bytes + offset, records))
+        return runs
 
-    def _runs(self, call: _Call, runs: Iterable[Run], offset: int) -> dict[int, OSError]:
-        failed: dict[int, OSError] = {}
-        for run in runs:
-            failed.update(self._run(call, run, offset))
-        return failed
+    def _begin_read(
+        self, slots: Sequence[int], records: Sequence[Bytes], offset: int, covers: int, max_slots: int
+    ) -> Flight:
+        order = _ascending(slots)
+        buffers = [records[at] for at in order]
+        runs = self._runs([slots[at] for at in order], offset, max_slots)
+        landing = self._crew.read(runs, buffers, covers)
 
-    def _run(self, call: _Call, run: Run, offset: int) -> dict[int, OSError]:
-        fd, stride = self._fds[run.file], self.layout.slot_bytes
-        try:
-            call(self._disk, fd, list(chain.from_iterable(run.chunks)), run.first * stride + offset)
-        except OSError as error:
-            if len(run.slots) == 1:
-                return {run.slots[0]: error}
-        else:
-            return {}
-        failed: dict[int, OSError] = {}  # one slot at a time tells which of them is to blame
-        for slot, chunks in zip(run.slots, run.chunks, strict=True):
-            try:
-                call(self._disk, fd, chunks, slot % self._per_file * stride + offset)
-            except OSError as error:
-                failed[slot] = error
-        return failed
+        def again(at: int, fd: int, offset: int) -> int:
+            read_fully(self._disk, fd, [buffers[at]], offset)
+            return crc32c_of([buffers[at]], covers)[0]
 
+        return partial(self._land, order, runs, landing, again)
 
-def _single(items: Iterable[tuple[int, Bytes]]) -> list[tuple[int, Chunks]]:
-    return [(slot, (buffer,)) for slot, buffer in items]
-
-
-def _handfuls(runs: Sequence[Run]) -> Iterator[tuple[Run, ...]]:
-    """Short runs together: to hand one to a thread costs as much as to read a block."""
-    some: list[Run] = []
-    for run in runs:
-        if some and sum(len(one.slots) for one in some) + len(run.slots) > _HANDFUL_SLOTS:
-            yield tuple(some)
-            some = []
-        some.append(run)
-    if some:
-        yield tuple(some)
+    def _land(
+        self,
+        order: Sequence[int],
+        runs: Sequence[Run],
+        landing: Landing,
+        again: Callable[[int, int, int], int | None],
+    ) -> Landed:
+        """Wait; of a run that failed, one slot at a time tells which of them is to blame."""
+        moved = landing()
+        errors, crcs = dict[int, OSError](), moved.crcs
+        for run, number in zip(runs, moved.errors, strict=True):
+            if number and len(run.records) == 1:
+                errors[order[run.records.start]] = OSError(number, os.strerror(number))
+            elif number:
+                for place, at in enumerate(run.records):
+                    try:
+                        crc = again(at, run.fd, run.offset + place * self.layout.slot_bytes)
+                    except OSError as error:
+                        errors[order[at]] = error
+                    else:
+                        crcs[at : at + 1] = [] if crc is None else [crc]
+        if crcs and not isinstance(order, range):
+            crcs = [crc for _, crc in sorted(zip(order, crcs, strict=True))]
+        return Landed(errors, crcs)
 
 
-def landed(flights: Iterable[Flight]) -> dict[int, OSError]:
-    """Wait for all of them; what failed, by slot."""
-    failed: dict[int, OSError] = {}
-    for flight in flights:
-        failed.update(flight.failed())
-    return failed
+def _ascending(slots: Sequence[int]) -> Sequence[int]:
+    """Places of slots in the order of the disk."""
+    if all(one <= other for one, other in pairwise(slots)):
+        return range(len(slots))
+    return sorted(range(len(slots)), key=slots.__getitem__)

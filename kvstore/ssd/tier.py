@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +17,7 @@ from epdserve.kvstore.block_header import BlockHeader, Checksum
 from epdserve.kvstore.clock import Clock, SystemClock
 from epdserve.kvstore.errors import ConservationError
 from epdserve.kvstore.ssd.core import TierCore
+from epdserve.kvstore.ssd.crew import crew_of
 from epdserve.kvstore.ssd.directory import SLOTS_PER_FILE, Directory
 from epdserve.kvstore.ssd.disk import Bytes, Disk, SystemDisk
 from epdserve.kvstore.ssd.errors import DirectoryOwned, NoUsableDirectory, WrongFormat
@@ -97,18 +97,12 @@ class SsdTier:
         clock = clock or SystemClock()
         layout = RecordLayout(payload_bytes)
         self._disk = disk or SystemDisk()
-        threads = self._settings.io_threads
-        self._pools = [
-            ThreadPoolExecutor(threads, f"ssd-{i}") if threads else None for i in range(len(directories))
-        ]
         self._core = TierCore(
             layout=layout,
             policy=policy or RetentionPolicy(),
             clock=clock,
             time=TierTime(clock, wall=wall),
-            inventory=Inventory(
-                [self._directory(*pair, layout) for pair in zip(directories, self._pools, strict=True)]
-            ),
+            inventory=Inventory([self._directory(spec, layout) for spec in directories]),
             queue=WriteBehind(self._settings.write_behind_blocks, layout),
             metrics=metrics or SsdMetrics.unregistered(),
         )
@@ -175,9 +169,6 @@ class SsdTier:
         self._stop_thread()
         for directory in self._core.inventory.directories:
             directory.close()
-        for pool in self._pools:
-            if pool is not None:
-                pool.shutdown()
 
     # --- in ---
 
@@ -208,8 +199,7 @@ class SsdTier:
                     step = _RUNS_A_STEP * run if start else run  # the disk is not to wait for the first run
                     answers += self._intake.offer_all(puts[start : start + step], copy=False)
                     under_way += self._writer.begin(step)
-                    time.sleep(0)  # lets go of Python's lock: a thread cannot begin without it
-                    if sum(len(portion.by_slot) for portion in under_way) > _UNDER_WAY_BLOCKS:
+                    if sum(len(portion.members) for portion in under_way) > _UNDER_WAY_BLOCKS:
                         older = under_way[: len(under_way) // 2]
                         del under_way[: len(older)]
                         self._writer.finish(older)
@@ -322,11 +312,10 @@ class SsdTier:
 
     # --- within ---
 
-    def _directory(
-        self, spec: DirectorySpec, pool: ThreadPoolExecutor | None, layout: RecordLayout
-    ) -> Directory:
+    def _directory(self, spec: DirectorySpec, layout: RecordLayout) -> Directory:
         count, per_file = spec.capacity_bytes // layout.slot_bytes, self._settings.slots_per_file
-        return Directory(self._disk, spec.folder, layout, count, pool=pool, slots_per_file=per_file)
+        crew = crew_of(self._disk, self._settings.io_threads)
+        return Directory(self._disk, spec.folder, layout, count, crew=crew, slots_per_file=per_file)
 
     def _make_room(self, answer: Admission, under_way: Sequence[Portion]) -> bool:
         """End what is under way and bring about what may let a refused block in; says whether anything was."""

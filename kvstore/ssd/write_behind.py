@@ -112,11 +112,12 @@ class WriteBehind:
         """The oldest blocks that can be written."""
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
-    def done(self, pending: Pending) -> None:
-        """Stored or given up: its buffer is free."""
-        if self.by_hash.get(pending.block_hash) is pending:
-            del self.by_hash[pending.block_hash]
-        self._free.append(pending.buffer)
+    def done(self, over: Sequence[Pending]) -> None:
+        """Stored or given up: their buffers are free."""
+        for pending in over:
+            if self.by_hash.get(pending.block_hash) is pending:
+                del self.by_hash[pending.block_hash]
+        self._free.extend([pending.buffer for pending in over])
 
     def by_tenant(self) -> Counter[bytes]:
         """Accepted blocks by tenant."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from epdserve.kvstore.ssd.core import TierCore
 from epdserve.kvstore.ssd.directory import Directory, SlotState
-from epdserve.kvstore.ssd.record import Chunks, seal
-from epdserve.kvstore.ssd.slots import Flight, landed
+from epdserve.kvstore.ssd.inventory import Place
+from epdserve.kvstore.ssd.slots import Flight
 from epdserve.kvstore.ssd.write_behind import Pending
 
 
@@ -20,10 +20,10 @@ class Portion:
     """Blocks of one directory on their way to disk."""
 
     directory: Directory
-    by_slot: dict[int, Pending]
+    members: list[Pending]
     now_s: int  # tier time: their last use
     started_at: float
-    flights: list[Flight] = field(default_factory=list)
+    flight: Flight | None = None  # None: the drive failed before
 
 
 class Writer:
@@ -61,11 +61,14 @@ class Writer:
         """Wait for what was begun, make it durable, name it, let it be found."""
         core = self._core
         for portion in portions:
-            for slot, error in landed(portion.flights).items():
+            errors = {} if portion.flight is None else portion.flight().errors
+            for at, error in errors.items():
                 core.note_error(portion.directory, "write", error)
                 state = SlotState.FREE if error.errno == errno.ENOSPC else SlotState.QUARANTINED
                 with core.lock:
-                    self._give_up(portion.by_slot.pop(slot), state, "failed")
+                    self._give_up(portion.members[at], state, "failed")
+            if errors:
+                portion.members = [one for at, one in enumerate(portion.members) if at not in errors]
         self._sync(portions)
         together: dict[Directory, list[Portion]] = defaultdict(list)
         for portion in portions:
@@ -78,21 +81,19 @@ class Writer:
             core.metrics.batch_seconds.labels(operation="write").observe(taken_s)
 
     def _begin(self, directory: Directory, members: list[Pending], now_s: int) -> Portion:
-        by_slot = {pending.slot: pending for pending in members}
-        portion = Portion(directory, by_slot, now_s, self._core.clock.monotonic())
+        portion = Portion(directory, members, now_s, self._core.clock.monotonic())
         if directory.failed is None:
-            step = directory.slots.run_slots  # one run is on its way while the next is sealed
-            for start in range(0, len(members), step):
-                items = [(one.slot, self._chunks(one)) for one in members[start : start + step]]
-                seal([chunks for _, chunks in items], self._core.layout)  # lets go of Python's lock meanwhile
-                portion.flights += directory.slots.begin_write(items)
+            queue = self._core.queue
+            bodies = [queue.buffers[one.buffer] if one.page is None else one.page for one in members]
+            ends = [queue.ends[one.buffer] for one in members]
+            portion.flight = directory.slots.begin_write([one.slot for one in members], bodies, ends)
         return portion
 
     def _sync(self, portions: Sequence[Portion]) -> None:
         core = self._core
         slots: dict[Directory, list[int]] = defaultdict(list)
         for portion in portions:
-            slots[portion.directory] += portion.by_slot
+            slots[portion.directory] += [one.slot for one in portion.members]
         for directory, written in slots.items():
             if directory.failed is not None:
                 continue
@@ -107,35 +108,30 @@ class Writer:
     def _take_up(self, portions: Sequence[Portion]) -> list[Directory]:
         """Name what was written of one directory and let it be found; returns where tainted blocks were replaced."""
         core, directory, now_s = self._core, portions[0].directory, portions[-1].now_s
-        by_slot = {slot: pending for portion in portions for slot, pending in portion.by_slot.items()}
-        written = list(by_slot) if directory.failed is None else []
+        members = [pending for portion in portions for pending in portion.members]
+        slots = [pending.slot for pending in members]
+        written = bool(slots) and directory.failed is None
         if written:
             with core.lock:
-                names = core.queue.names[[pending.buffer for pending in by_slot.values()]]
-                directory.table.set_rows(written, names)
-            if not core.write_names(directory, written, sync=False):
-                written = []
+                names = core.queue.names[[pending.buffer for pending in members]]
+                directory.table.set_rows(slots, names)
+            written = core.write_names(directory, slots, sync=False)
+        replaced: list[Place] = []
         with core.lock:
-            hashes = [by_slot[slot].block_hash for slot in written]
-            replaced = core.inventory.add(directory, written, hashes, now_s)
-            for slot in written:
-                core.queue.done(by_slot.pop(slot))
-            for pending in by_slot.values():  # on a drive that failed
-                self._give_up(pending, SlotState.QUARANTINED, "failed")
-        core.metrics.took_up(stored=len(written) - len(replaced), replaced=len(replaced))
+            if written:
+                replaced = core.inventory.add(directory, slots, [one.block_hash for one in members], now_s)
+                core.queue.done(members)
+            else:  # on a drive that failed
+                for pending in members:
+                    self._give_up(pending, SlotState.QUARANTINED, "failed")
+        stored = len(members) - len(replaced) if written else 0
+        core.metrics.took_up(stored=stored, replaced=len(replaced))
         return [rival.directory for rival in replaced]
-
-    def _chunks(self, pending: Pending) -> Chunks:
-        """The record: in its buffer, or in the page it came in but for its end."""
-        layout, queue = self._core.layout, self._core.queue
-        end = queue.ends[pending.buffer]
-        body = queue.buffers[pending.buffer] if pending.page is None else pending.page
-        return (body[: layout.end_offset], end) if layout.end_offset else (end,)
 
     def _give_up(self, pending: Pending, state: SlotState, result: str) -> None:
         core = self._core
         pending.directory.table.clear(pending.slot)
         pending.directory.move(pending.slot, state)
         core.inventory.uncount(pending.tenant, pending.reserve)
-        core.queue.done(pending)
+        core.queue.done([pending])
         core.metrics.stored.labels(result=result).inc()

