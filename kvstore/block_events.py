@@ -5,6 +5,8 @@ Not thread-safe; owned by ``BlockManager``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from epdserve.kvstore.types import BlockEvents, BlockHash
 
 
@@ -35,6 +37,14 @@ class EventBuffer:
             self._next_seq += 1  # a number nobody will ever see: readers notice the gap
             self.overflows += 1
         self._pending[block_hash] = held
+
+    def note_held(self, hashes: Collection[BlockHash]) -> None:
+        """``note`` of blocks that came."""
+        if len(self._pending) + len(hashes) <= self._capacity:
+            self._pending.update(dict.fromkeys(hashes, True))
+            return
+        for block_hash in hashes:
+            self.note(block_hash, held=True)
 
     def drain(self) -> BlockEvents:
         """Everything since the last call, numbered."""

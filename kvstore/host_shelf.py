@@ -90,23 +90,30 @@ class Shelf:
         owner: BlockOwner | None = None,
     ) -> int:
         """``insert`` of slots with header and parent; returns how many were kept."""
-        kept, coming = 0, dict[BlockHash, tuple[BlockHash, PageId, BlockHash | None]]()
+        coming: dict[BlockHash, tuple[BlockHash, PageId, BlockHash | None]] = {}
+        kept = 0
         for slot, header, parent in filled:
             block_hash = header.block_hash
             if block_hash in coming:
-                self._index.insert_idle(list(coming.values()), now)
-                coming.clear()
+                self._bring_in(coming, now)
             if not self._beats_held(header):
                 self.abort(slot)
                 continue
-            page = PageId(slot.index)
-            coming[block_hash] = (block_hash, page, parent)
-            self._entries[page] = Entry(header, slot, 0, parent, owner)
-            self._filling.remove(slot.index)
-            self.events.note(block_hash, held=True)
+            index: PageId = slot.index  # type: ignore[assignment]  # to call NewType takes longer than all of this
+            coming[block_hash] = (block_hash, index, parent)
+            self._entries[index] = Entry(header, slot, 0, parent, owner)
             kept += 1
-        self._index.insert_idle(list(coming.values()), now)
+        self._bring_in(coming, now)
         return kept
+
+    def _bring_in(
+        self, coming: dict[BlockHash, tuple[BlockHash, PageId, BlockHash | None]], now: float
+    ) -> None:
+        """Let blocks be found whose entries are there; empties ``coming``."""
+        self._index.insert_idle(list(coming.values()), now)
+        self._filling.difference_update([page for _, page, _ in coming.values()])
+        self.events.note_held(coming)
+        coming.clear()
 
     def _beats_held(self, header: BlockHeader) -> bool:
         """Whether a block is to be kept; a worse one that is held is dropped."""

@@ -84,7 +84,11 @@ class PrefixIndex:
             else:
                 self._evictable += 1
         for node in nodes:  # afterwards, when all but the last of a chain have a child and are no leaves
-            self._use(node, now)
+            if node.children:  # as ``_use``, without the call
+                self._ticks = node.tick = self._ticks + 1
+                node.used_at = now
+            else:
+                self._use(node, now)
 
     def touch(self, block_hash: BlockHash, now: float) -> None:
         """Note a use of an unreferenced block that is over already."""

@@ -54,11 +54,12 @@ class SlotPool:
         """Slots of one's own, fewer than ``count`` when all are taken."""
         slots = []
         with self._lock:
-            for _ in range(min(count, len(self._free))):
-                index = self._free.popleft()
-                self._states[index] = _State.HELD
-                self._generations[index] += 1
-                slots.append(Slot(index, self._generations[index]))
+            free, states, generations, held = self._free, self._states, self._generations, _State.HELD
+            for _ in range(min(count, len(free))):
+                index = free.popleft()
+                states[index] = held
+                generations[index] = generation = generations[index] + 1
+                slots.append(Slot(index, generation))
         return slots
 
     def release(self, slot: Slot) -> None:

@@ -142,9 +142,8 @@ class Inventory:
             self.remove(rival, SlotState.LEAVING)
         directory.stored(slots, used_s)
         base = self._code(directory, 0)
-        for block_hash, slot in zip(hashes, slots, strict=True):
-            self._where[block_hash] = base + slot
-            self.events.note(block_hash, held=True)
+        self._where.update(zip(hashes, [base + slot for slot in slots], strict=True))
+        self.events.note_held(hashes)
         return rivals
 
     def remove(self, place: Place, state: SlotState) -> None:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 ID_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True, eq=False
+)  # not frozen: to make one would take three times as long, and hundreds are made at once
 class BlockPut:
     """A sealed block on its way in.
 

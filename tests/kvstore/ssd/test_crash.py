@@ -9,7 +9,6 @@ The short matrix runs in CI. The long one, every call, two ways to die and more 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from pathlib import Path
 import pytest
 from epdserve.kvstore.ssd.disk import SystemDisk
 from epdserve.kvstore.ssd.retention import Admission
-from support import ssd_kills
 from support.broken_disk import BrokenDisk, PowerCut
+from support.child import environment
 from support.manual_clock import ManualClock
 from support.ssd import make_tier, name, put_of, read, same
 from support.ssd_life import POLICY, SLOTS, Life, live
@@ -109,11 +108,10 @@ def test_cut_anywhere_in_a_recovery(tmp_path: Path) -> None:
 def killed_lives(root: Path, cuts: range) -> int:
     """Lives in processes that got SIGKILL before the given calls; returns how many blocks were found."""
     shutil.rmtree(root, ignore_errors=True)
-    tests = Path(ssd_kills.__file__).parent.parent
     arguments = [str(root), str(cuts.start), str(cuts.stop), str(cuts.step)]
     subprocess.run(
         [sys.executable, "-P", "-m", "support.ssd_kills", *arguments],
-        env={**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         check=True,
         timeout=300,
     )

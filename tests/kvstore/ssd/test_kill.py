@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,14 +10,14 @@ from pathlib import Path
 import pytest
 from epdserve.kvstore.ssd.errors import DirectoryOwned
 from support import ssd_victim
+from support.child import environment
 from support.ssd import make_tier, name, read, same
 
-TESTS = Path(ssd_victim.__file__).parent.parent
 NAPS_S = (0.0, 0.003, 0.011, 0.04)
 
 
 def start(folder: Path, first: int) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+    env = environment(PYTHONSAFEPATH="1")
     command = [sys.executable, "-m", "support.ssd_victim", str(folder), str(first)]
     victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert victim.stdout is not None
