@@ -43,6 +43,10 @@ Landing = Callable[[], Moved]  # waits for what was begun; buffers must stay as 
 class Crew(Protocol):
     """Thread-safe. Runs hold the batch's records in order, each record once."""
 
+    @property
+    def width(self) -> int:
+        """How many runs it moves at the same time."""
+
     def write(
         self, runs: Sequence[Run], bodies: Sequence[Bytes], split: int, ends: Sequence[Bytes], covers: int
     ) -> Landing:
@@ -78,8 +82,13 @@ class NativeCrew:
         module = native()
         if module is None:
             raise RuntimeError("there is no native code here")
-        self._native: Final = module
+        self._native, self._threads = module, threads
         self._crew: Final = module.crew(threads)
+
+    @property
+    def width(self) -> int:
+        """See ``Crew.width``."""
+        return max(1, self._threads)
 
     def write(
         self, runs: Sequence[Run], bodies: Sequence[Bytes], split: int, ends: Sequence[Bytes], covers: int
@@ -104,8 +113,13 @@ class DiskCrew:
     """``Crew`` that makes a disk's calls, in threads of Python or in its caller's."""
 
     def __init__(self, disk: Disk, threads: int) -> None:
-        self._disk = disk
+        self._disk, self._threads = disk, threads
         self._pool = ThreadPoolExecutor(threads, "ssd") if threads else None
+
+    @property
+    def width(self) -> int:
+        """See ``Crew.width``."""
+        return max(1, self._threads)
 
     def write(
         self, runs: Sequence[Run], bodies: Sequence[Bytes], split: int, ends: Sequence[Bytes], covers: int

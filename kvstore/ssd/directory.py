@@ -69,7 +69,8 @@ class Directory:
         self.last_use: NDArray[np.int64] = np.zeros(count, np.int64)
         self.states: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.unwritten: set[int] = set()  # rows in memory that the disk has not got
-        self._free: deque[int] = deque()
+        self._free: deque[int] = deque()  # ascending: chains lie together, and stay so lap after lap
+        self._freed: list[int] = []  # since then
         self._slots_per_file = slots_per_file
         self._disk, self._crew = disk, crew
         self._lock_fd = -1
@@ -115,19 +116,23 @@ class Directory:
     @property
     def free(self) -> int:
         """Slots that can be had."""
-        return len(self._free)
+        return len(self._free) + len(self._freed)
 
     def take(self) -> int | None:
-        """A slot to write, the one freed longest ago."""
-        if not self._free:
+        """A slot to write: the next one in the order of the disk."""
+        if not self.free:
             return None
-        slot = self._free.popleft()
-        self.states[slot] = SlotState.WRITING
+        (slot,) = self.take_some(1)
         return slot
 
     def take_some(self, count: int) -> list[int]:
         """``take`` of several; so many are free."""
-        slots = [self._free.popleft() for _ in range(count)]
+        slots: list[int] = []
+        while len(slots) < count:
+            if not self._free:  # once around: holes that have met since then are one
+                self._free.extend(sorted(self._freed))
+                self._freed.clear()
+            slots += [self._free.popleft() for _ in range(min(count - len(slots), len(self._free)))]
         self.states[slots] = SlotState.WRITING
         return slots
 
@@ -135,7 +140,7 @@ class Directory:
         """Give a slot another state."""
         self.states[slot] = state
         if state is SlotState.FREE:
-            self._free.append(slot)
+            self._freed.append(slot)
 
     def stored(self, slots: list[int], used_s: int) -> None:
         """These were written and named."""
@@ -155,7 +160,7 @@ class Directory:
     def by_state(self) -> dict[SlotState, int]:
         """Slots by state."""
         counts = np.bincount(self.states, minlength=len(SlotState))
-        return {state: int(counts[state]) for state in SlotState} | {SlotState.FREE: len(self._free)}
+        return {state: int(counts[state]) for state in SlotState} | {SlotState.FREE: self.free}
 
     def belonging(self, field: str, value: bytes) -> list[int]:
         """Live slots whose name has ``value`` (16 bytes) as its ``tenant`` or ``root``."""
@@ -178,8 +183,8 @@ class Directory:
         """What does not add up in memory."""
         free = {int(slot) for slot in np.flatnonzero(self.states == SlotState.FREE)}
         found = []
-        if len(self._free) != len(free) or set(self._free) != free:
-            found.append(f"{self.folder}: {len(self._free)} slots in the free list, {len(free)} are free")
+        if self.free != len(free) or {*self._free, *self._freed} != free:
+            found.append(f"{self.folder}: {self.free} slots in the free lists, {len(free)} are free")
         named = {int(slot) for slot in np.flatnonzero(self.table.rows["magic"])}
         live = {int(slot) for slot in self.live()}
         if named != live:

@@ -24,6 +24,7 @@ RUN_BYTES: Final = (
     2 << 20
 )  # longest joined transfer: long enough for the disk, short enough for several threads
 _SCAN_SLOTS: Final = 64
+_SHORT_SLOTS: Final = 4  # shorter runs cost more than another thread is worth
 
 
 def aligned(count: int, nbytes: int) -> Bytes:
@@ -139,7 +140,8 @@ class SlotFiles:
         ordered, split = [slots[at] for at in order], self.layout.end_offset
         ends = [ends[at] for at in order]
         bodies = [bodies[at] for at in order] if split else ends
-        runs = self._runs(ordered, 0, self._max_slots)
+        each = max(_SHORT_SLOTS, -(-len(slots) // self._crew.width))  # a few slots are for all of the crew
+        runs = self._runs(ordered, 0, min(each, self._max_slots))
         landing = self._crew.write(runs, bodies, split, ends, self.layout.covers_of_end)
 
         def again(at: int, fd: int, offset: int) -> None:

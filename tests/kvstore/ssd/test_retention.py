@@ -52,6 +52,17 @@ def test_least_recently_used_leaves_go_first() -> None:
     assert goes(blocks, FLOOR, now=1000, wanted=3) == [4, 3, 2]
 
 
+def test_of_chains_used_in_the_same_second_the_first_to_come_goes_whole_before_the_next() -> None:
+    chains = [
+        (10 * chain + at, 10 * chain + at - 1 if at > 1 else 0, 5)
+        for chain in (3, 1, 2)
+        for at in range(1, 5)
+    ]
+    assert goes(held(*chains), FLOOR, now=1000, wanted=6) == [34, 33, 32, 31, 14, 13]
+    branches = held((1, 0, 5), (2, 1, 5), (3, 1, 5), (4, 0, 5))  # 1 is as late as 3
+    assert goes(branches, FLOOR, now=1000, wanted=4) == [2, 3, 1, 4]
+
+
 def test_a_parent_is_as_young_as_what_hangs_on_it() -> None:
     blocks = held((1, 0, 0), (2, 1, 0), (3, 2, 950), (4, 0, 800))
     assert goes(blocks, FLOOR, now=1000, wanted=4) == [4]

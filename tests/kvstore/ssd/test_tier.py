@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -269,4 +270,23 @@ def test_events_tell_what_is_stored_and_what_has_gone(tmp_path: Path) -> None:
     tier.open()  # what recovery finds is told by a snapshot alone
     assert tier.snapshot() == (tier.drain_events().first_seq, (BLOCKS[0],))
     assert tier.stored(BLOCKS[:2]) == [True, False]
+    tier.close()
+
+
+def test_chains_lie_together_lap_after_lap(tmp_path: Path) -> None:
+    policy = RetentionPolicy(floor_s=0, reserve_ratio=0.0, low_free_ratio=0.3, high_free_ratio=0.45)
+    tier = make_tier(
+        [tmp_path], slots=64, policy=policy, settings={"slots_per_file": 64, "write_behind_blocks": 16}
+    )
+    tier.open()
+    slots = tier._core.inventory.directories[0].slots
+    for lap in range(16):  # four times around the disk, a quarter of it each time
+        chain = [name(f"{lap} {number}") for number in range(16)]
+        tier.put_batch([put_of(block, parent=before) for before, block in pairwise([None, *chain])])
+        places = [tier._core.inventory.find(block) for block in chain]
+        found = sorted(place.slot for place in places if place is not None)
+        assert len(found) == 16
+        assert len(slots._runs(found, 0, 64)) <= 4
+        tier.sweep()
+    tier.check(deep=True)
     tier.close()
