@@ -41,7 +41,7 @@ def test_every_row_can_be_measured_small() -> None:
 
 
 def test_ssd_rows_can_be_measured_small() -> None:
-    rows = list(ssd.measure(count=8, rounds=1))
+    rows = list(ssd.measure(counts=[8], rounds=1))
     assert all(row.value > 0 for row in rows)
 
 
