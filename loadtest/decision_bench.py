@@ -51,6 +51,7 @@ _BLOCK_TOKENS: Final = 128
 _READ_EVERY_S: Final = 0.25
 _PREPARED_EVERY_S: Final = MEASURED_EVERY_S / 2
 _PROMPTS: Final = 16
+_GC_ALLOCATIONS: Final = 20_000
 _SETTINGS: Final = SloSettings(refuse_late=True, ttft_target_s=30.0, tpot_target_s=1.0)
 
 
@@ -108,7 +109,8 @@ def main(
     with ExitStack() as held:
         scene = _scene(workers, tokens, held)
         gc.collect()
-        gc.freeze()  # as a router does once it has started
+        gc.freeze()  # both as a router does it once it has started
+        gc.set_threshold(_GC_ALLOCATIONS)
         rows = asyncio.run(_decide(scene, decisions, tenants=tenants, rate=rate))
     rows["naming the blocks, in another thread"] = [
         _named_s(prompt) for _ in range(4) for prompt in scene.prompts

@@ -36,6 +36,7 @@ class _Measured:
     failures: int
     at: float
     in_ledger: tuple[Indices, Indices]
+    in_estimates: tuple[Indices, Indices]
     tokens_per_s: Floats
     step_s: Floats
     request_s: Floats
@@ -134,14 +135,18 @@ class Fleet:
             and now - known.at < older_than_s
         ):
             return known
-        prefills, decodes = estimates.rows(self._prefill_names), estimates.rows(self._decode_names)
+        if known is None or known.layouts != layouts:
+            in_ledger = ledger.rows(self._prefill_names), ledger.rows(self._decode_names)
+            prefills, decodes = estimates.rows(self._prefill_names), estimates.rows(self._decode_names)
+        else:
+            in_ledger, (prefills, decodes) = known.in_ledger, known.in_estimates
         step_s, request_s = estimates.decode_steps_s(decodes)
-        in_ledger = ledger.rows(self._prefill_names), ledger.rows(self._decode_names)
         self._measured = known = _Measured(
             layouts,
             estimates.failures,
             now,
             in_ledger,
+            (prefills, decodes),
             estimates.prefill_speeds(prefills),
             step_s,
             request_s,
