@@ -75,7 +75,7 @@ def pools(seed: int, prefills: int, decodes: int, *, equal: bool) -> tuple[Prefi
     st.booleans(),
     st.sampled_from([0.0, 0.4]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_number_is_the_same(
     compiled: ModuleType,
     seed: int,
