@@ -43,7 +43,7 @@ def main(
         tempfile.TemporaryDirectory(prefix="pool-fit-") as folder,
         pools(Path(folder) / "up", _ANY, workers=_WORKERS, model=model) as url,
     ):
-        capacity = asyncio.run(closed_loop(url, clients=16, seconds=10.0, seed=99))
+        capacity = asyncio.run(closed_loop(url, clients=16, seconds=8.0, seed=99))
         legs: list[tuple[float, bool, list[Outcome]]] = []
         for turn in range(turns):
             for number, load in enumerate(_mixed(fitted, held_out)):

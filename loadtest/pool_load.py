@@ -15,6 +15,7 @@ from epdserve.loadtest.run import send_all
 from epdserve.loadtest.workloads import prose
 
 SILENCE_S: Final = 120.0
+RAMP_S: Final = 6.0
 EFFORTS: Final = (25, 50, 75, 100)
 CONVERSATIONS: Final = 12  # requests of one share the beginning of their prompts
 _TOKENS_AT_75: Final = 24
@@ -110,11 +111,11 @@ async def open_loop(
     return leg, outcomes
 
 
-async def closed_loop(url: str, *, clients: int, seconds: float, seed: int) -> float:
-    """Requests a second that ``clients`` get who ask again at once."""
+async def closed_loop(url: str, *, clients: int, seconds: float, seed: int, ramp_s: float = RAMP_S) -> float:
+    """Requests a second that ``clients`` get who ask again at once, once all of them have been at it for ``ramp_s``."""
     async with new_client(url, api_key=None, silence_s=SILENCE_S, connections=clients) as client:
         bodies = mixed(await first_model(client), 4096, seed=seed)
-        end_at = time.monotonic() + seconds
+        end_at = time.monotonic() + ramp_s + seconds
         done: list[Outcome] = []
 
         async def ask(number: int) -> None:

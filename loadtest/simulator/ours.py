@@ -114,6 +114,7 @@ class Ours:
         if self.parts.gate:
             answer, lowered = self._ask(request, view, decision, forecast, effort, now)
             if answer.verdict is Verdict.REFUSE:
+                self.hindsight.refused()
                 return None
             if lowered is not None:
                 effort, forecast = request.floor, lowered

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _NEWEST: Final = 0.1
+_REFUSED: Final = 0.97
 _LEAST, _MOST = math.log(0.25), math.log(16.0)
 # Below this share of a target an expectation was no reason to refuse anybody, and how wrong it was says nothing
 _CALM: Final = 0.1
@@ -69,6 +70,15 @@ class Hindsight:
         known = self._open.pop(request_id, None)
         if known is not None and tpot_s is not None:
             self._note("tpot", tpot_s, known.tpot_s, known.tpot_target_s)
+
+    def refused(self) -> None:
+        """A request was refused by expectations that were corrected.
+
+        If hardly anybody is let in, nobody tells that the correction is out of date: so each refusal fades it.
+        """
+        for what, log in self._logs.items():
+            if _corrected(math.exp(log)) > 1:
+                self._logs[what] = _REFUSED * log
 
     def _note(self, what: str, seen_s: float, expected_s: float, target_s: float) -> None:
         least_s = _CALM * target_s

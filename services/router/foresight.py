@@ -133,6 +133,7 @@ class Foresight:
             raise LessEffort("the answer is expected to fit at a lower effort", retry_after_s=1.0)
         if answer.verdict is Verdict.REFUSE:
             self.refused[answer.reason] += 1
+            self.hindsight.refused()
             raise Overloaded(
                 f"expected to take {answer.pressure:.1f} of the {request.slo.name} target ({answer.reason})",
                 retry_after_s=answer.retry_after_s,

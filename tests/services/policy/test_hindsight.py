@@ -49,3 +49,17 @@ def test_what_is_not_known_and_what_was_one_token_is_passed_over() -> None:
     hindsight.ended("r", None)
     hindsight.ended("r", 9.0)
     assert (hindsight.ttft, hindsight.tpot) == (1.0, 1.0)
+
+
+def test_refusals_fade_a_correction_that_nobody_is_let_in_to_renew() -> None:
+    hindsight = Hindsight()
+    for n in range(100):
+        told(hindsight, str(n))
+        hindsight.began(str(n), 8.0)
+    assert hindsight.ttft > 7
+    for _ in range(60):
+        hindsight.refused()
+    assert 1.0 < hindsight.ttft < 2.0
+    for _ in range(200):
+        hindsight.refused()
+    assert (hindsight.ttft, hindsight.tpot) == (1.0, 1.0)
