@@ -196,7 +196,9 @@ class SsdTier:
             try:
                 while len(answers) < len(puts):
                     start = len(answers)
-                    step = _RUNS_A_STEP * run if start else 2 * run  # the disk is not to wait long for the first ones
+                    step = (
+                        _RUNS_A_STEP * run if start else 2 * run
+                    )  # the disk is not to wait long for the first ones
                     answers += self._intake.offer_all(puts[start : start + step], copy=False)
                     under_way += self._writer.begin(step)
                     if sum(len(portion.members) for portion in under_way) > _UNDER_WAY_BLOCKS:

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from epdserve.kvstore.errors import TransferFailed
 from epdserve.kvstore.transfer.base import TransferState
+from epdserve.kvstore.transfer.pacing import Pauses
 from epdserve.kvstore.types import Endpoint, PeerId, RegionDescriptor
 
 _FIRST_PAUSE_S: Final = 0.00005
@@ -73,12 +74,12 @@ class NixlTicket:
     def wait(self, deadline_s: float) -> TransferState:
         """See ``TransferTicket.wait``."""
         ends_at = time.monotonic() + deadline_s
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while (state := self.poll()) is TransferState.PENDING:
             left = ends_at - time.monotonic()
             if left <= 0:
                 self._owner.missed_deadline()
                 break
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            time.sleep(min(pauses.next_s(), left))
+            pauses.begin()
         return state

@@ -1,11 +1,13 @@
 """Blocks to SSD and back, verified, against raw direct I/O on the same disk at the same queue depth.
 
 A place on disk that is written for the first time costs the file system more than one that is overwritten, and a
-virtual disk may take a place that was written a moment ago faster than others. So the tier's first lap stands beside
-raw writes into fresh places, and its later laps beside raw writes that go around as many places as the tier has. Reads
-are always verified: header, checksum and crc32c; there is no way to ask the tier for less.
+virtual disk's image more again; one that was written a moment ago may cost less than others. So the tier's first lap
+stands beside raw writes into places that are fresh as well, for the file system but not for the image under it, and
+its later laps beside raw writes that go around as many places as the tier has. Reads are always verified: header,
+checksum and crc32c; there is no way to ask the tier for less.
 """
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -30,6 +32,7 @@ _THREADS: Final = 4
 _CHUNK_BLOCKS: Final = 16  # of a raw request: 1.75 MiB
 _TENANT: Final = b"kv_bench tenant."
 _ROOT: Final = bytes(32)
+_ZERO_RANGE: Final = 0x10  # of fallocate(2)
 _LAPS: Final = 4  # rounds until the tier, and the floor, are around the disk
 _SWITCH_INTERVAL_S: Final = 0.0005  # Python's, as workers and stores set it
 
@@ -50,6 +53,8 @@ def measure(*, counts: Sequence[int] = (256, 784), rounds: int = 9) -> Rows:
 def _first_lap(folder: Path, count: int, rounds: int) -> Rows:
     raw = _Raw(folder / "raw-fresh", count, laps=rounds + 1)
     tier = _Tier(folder / "fresh", count, slots=int(count * (rounds + 1) * 1.2), policy=RetentionPolicy())
+    for file in (folder / "raw-fresh", *(folder / "fresh").glob("slots-*")):
+        _make_fresh(file)
     try:
         write_s, _, put_s = times_s(raw.write, tier.prepare, tier.put, rounds=rounds)
     finally:
@@ -242,6 +247,21 @@ class _Tier:
     def _get(self, hashes: list[BlockHash]) -> None:
         if any(header is None for header in self.tier.get_batch(hashes, self.targets)):
             raise RuntimeError("a block was missed")
+
+
+def _make_fresh(path: Path) -> None:
+    """Write all of a file and let the file system forget that: its blocks stay, as if never written."""
+    size, zeros = path.stat().st_size, aligned_pages(_CHUNK_BLOCKS)
+    file = os.open(path, os.O_RDWR | os.O_DIRECT)
+    try:
+        for at in range(0, size, _CHUNK_BLOCKS * BLOCK_BYTES):
+            os.pwritev(file, [_joined(zeros).data[: size - at]], at)
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+        if fallocate(file, _ZERO_RANGE, ctypes.c_long(0), ctypes.c_long(size)):
+            raise OSError(ctypes.get_errno(), "fallocate")
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _joined(pages: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:

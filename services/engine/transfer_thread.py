@@ -18,6 +18,7 @@ from typing import Final
 from epdserve.kvstore.clock import Clock
 from epdserve.kvstore.errors import KVStoreError
 from epdserve.kvstore.transfer.base import Copy, Transfer, TransferState, TransferTicket
+from epdserve.kvstore.transfer.pacing import Pauses
 from epdserve.kvstore.types import Endpoint
 from epdserve.services.errors import Overloaded, Unavailable
 
@@ -137,13 +138,13 @@ class TransferThread:
             return False
 
     def _run(self) -> None:
-        pause_s = SHORTEST_POLL_S
+        pauses = Pauses(SHORTEST_POLL_S, LONGEST_POLL_S)
         while self._wait():
+            pauses.begin()
             moved = self._start_queued() + self._poll_running()
             if self._running or self._serves():
                 self._transfer.progress()
-                pause_s = SHORTEST_POLL_S if moved else min(2 * pause_s, LONGEST_POLL_S)
-                time.sleep(pause_s)
+                time.sleep(pauses.next_s(reads=len(self._running), news=moved > 0))
         self._transfer.close()
         for read in [*self._queued, *self._running]:
             self._finish(read, ReadOutcome.FAILED)
