@@ -1,203 +1,190 @@
 """One prepared run on an accelerator: is every kernel right there, how long does it take, how long does a layer.
 
-    python -m epdserve.loadtest.gpu_check [--device cuda] [--json FILE] [--minutes 8]
+    python -m epdserve.loadtest.gpu_check [--device cuda] [--json FILE] [--minutes 7]
     TRITON_INTERPRET=1 python -m epdserve.loadtest.gpu_check --dry-run
 
 Every kernel against its reference in higher precision, then its time with bytes, rate and the fraction of the ceiling
 that the same run measured (a copy, a bfloat16 product); layers and steps of the released model's shapes; goldens of the
 tiny model. Prints one Markdown table and writes it as JSON after every row, so that a run cut short leaves what it has.
-A case that fails leaves a row that says so, and the exit status 1. Needs torch, Triton and typer, no network.
+
+Another process touches the device (``gpu/work.py``). If it dies, hangs, or loses the device, the unit it was in gets a
+row that says so and a new one goes on behind it. Before that some processes compile all kernels side by side. Kernels,
+model and layers have a part of the time each, so that none takes another's. Exit status 1 if a row is wrong.
+Needs torch and Triton, no network; the model's rows also what serving needs.
 """
 
 from __future__ import annotations
 
-import gc
+import argparse
 import json
+import os
+import queue
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Any, Final
 
-import torch
-import triton
-import typer
-from epdserve.loadtest.gpu.case import Case, CaseMaker
-from epdserve.loadtest.gpu.cases import case_makers
-from epdserve.loadtest.gpu.layers import Weights
-from epdserve.loadtest.gpu.shapes import RELEASED, TINY, Shapes
-from epdserve.loadtest.gpu.steps import Measured, time_decode, time_prefill, time_replay
-from epdserve.loadtest.gpu.timing import Ceilings, Timer, measure_ceilings
+from epdserve.loadtest.gpu.report import Report, Row
 
-StepTimes = Callable[[Shapes, Weights, Timer, str], Iterator[Measured]]
+_PARTS: Final = {"cases": 0.6, "model": 0.75, "layers": 1.0}  # of the time, by which each kind begins no more
+_COMPILERS: Final = 8
+_COMPILE_PART: Final = 0.25
+_MOST_DEATHS: Final = 20
+_WORKER: Final = "--work"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table; None where a column does not apply."""
+def main() -> int:
+    """Run the command; returns its exit status."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == [_WORKER]:
+        from epdserve.loadtest.gpu.work import Order, work  # imports torch and Triton
 
-    what: str
-    verdict: str  # "ok", or what is wrong
-    us: float | None = None
-    gbytes_per_s: float | None = None
-    tflops_per_s: float | None = None
-    of_ceiling: float | None = None  # fraction of max(bytes / copy, FLOPs / product) reached
-    graph: bool | None = None  # timed from a captured graph
-
-    def cells(self) -> tuple[str, ...]:
-        """Text of each column."""
-
-        def number(value: float | None, form: str) -> str:
-            return "" if value is None else format(value, form)
-
-        return (
-            self.what,
-            self.verdict,
-            number(self.us, ",.1f"),
-            number(self.gbytes_per_s, ",.0f"),
-            number(self.tflops_per_s, ",.1f"),
-            number(self.of_ceiling, ".0%"),
-        )
+        return work(Order(**json.loads(arguments[1])))
+    asked = _parser().parse_args(arguments)
+    began = time.monotonic()
+    report = Report(asked.json)
+    order = {
+        "device": "cpu" if asked.dry_run else asked.device,
+        "dry_run": asked.dry_run,
+        "only": asked.only,
+        "golden": str(asked.golden),
+        "ends": {kind: began + 60 * asked.minutes * part for kind, part in _PARTS.items()},
+    }
+    if asked.compilers and not asked.dry_run:
+        _compile(order, asked.compilers, began + 60 * asked.minutes * _COMPILE_PART)
+    run_all(order, report, limit_s=asked.limit)
+    if asked.json:
+        report.write(asked.json)
+    print(f"\n{time.monotonic() - began:.0f} s", flush=True)
+    return 1 if report.failed else 0
 
 
-HEADER = ("what", "verdict", "us", "GB/s", "TFLOP/s", "of the ceiling")
-
-
-class Report:
-    """Rows as they come, on the screen and in a file."""
-
-    def __init__(self, device: str, path: Path | None) -> None:
-        name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, interpreted"
-        self.head = f"{name}, torch {torch.__version__}, triton {triton.__version__}"
-        self.rows: list[Row] = []
-        self._path = path
-        typer.echo(f"{self.head}\n\n| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
-
-    def add(self, row: Row) -> None:
-        """Show and keep a row."""
-        self.rows.append(row)
-        typer.echo(f"| {' | '.join(row.cells())} |")
-        if self._path is not None:
-            self._path.write_text(
-                json.dumps({"device": self.head, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n"
-            )
-
-    @property
-    def failed(self) -> bool:
-        """Whether any row is wrong."""
-        return any(row.verdict not in ("ok", "", "no time left") for row in self.rows)
-
-
-def measure(name: str, case: Case, timer: Timer, ceilings: Ceilings) -> Row:
-    """Check one case, then time it."""
-    problem = case.check()
-    seconds = timer.seconds(case.run)
-    floor = ceilings.floor_s(case.bytes_moved, case.flops)
-    return Row(
-        name,
-        problem or "ok",
-        us=1e6 * seconds,
-        gbytes_per_s=case.bytes_moved / seconds / 1e9,
-        tflops_per_s=case.flops / seconds / 1e12 if case.flops else None,
-        of_ceiling=floor / seconds,
-        graph=timer.captured if timer.cuda else None,
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description="Check and time kernels, layers and the model on a device."
     )
+    parser.add_argument("--device", default="cuda", help="torch device")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny shapes on the CPU, in Triton's interpreter"
+    )
+    parser.add_argument("--minutes", type=float, default=7.0, help="nothing begins after this long")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds without a row that end a process")
+    parser.add_argument("--compilers", type=int, default=_COMPILERS, help="processes that compile first")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument(
+        "--golden", type=Path, default=Path("tests/golden/tiny"), help="the tiny model's folder"
+    )
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    return parser
 
 
-def guarded(name: str, work: Callable[[], Row | None]) -> Row | None:
-    """The row of ``work``, or one that says how it failed. A broken kernel must leave the others' rows.
+def run_all(order: dict[str, Any], report: Report, *, limit_s: float) -> None:
+    """Every unit, by as many processes as it takes."""
+    skip, ceilings = 0, None
+    for _ in range(_MOST_DEATHS):
+        name, said = "start", dict[str, Any]()
+        with closing(_lines({**order, "skip": skip, "ceilings": ceilings}, limit_s)) as lines:
+            for said in lines:
+                ceilings = said.get("ceilings", ceilings)
+                if "unit" in said:
+                    skip, name = said["unit"] + 1, said["name"]
+                _take(report, said, name)
+        if name == "start" or said.get("ended") == "0":
+            return  # done, or it would end so every time
+    report.add(Row("the rest", f"FAILED: {_MOST_DEATHS} processes ended before their time"))
 
-    A fault on the device ends the process's use of it: all later rows then say the same, and the first tells.
-    """
+
+def _take(report: Report, said: dict[str, Any], name: str) -> None:
+    if "device" in said:
+        report.begin(said["device"])
+    elif "row" in said:
+        report.add(Row(**said["row"]))
+    elif "launched" in said:
+        report.kernels = said["launched"]
+    elif said.get("ended", "0") != "0" and not _has_said_so(report, name):
+        report.add(Row(name, f"FAILED: {said['ended']}"))
+
+
+def _has_said_so(report: Report, name: str) -> bool:
+    """Whether the unit that a process ended in has said itself what was wrong."""
+    return bool(report.rows) and report.rows[-1].what == name and report.rows[-1].verdict.startswith("FAILED")
+
+
+def _lines(order: dict[str, Any], limit_s: float) -> Generator[dict[str, Any], None, None]:
+    """What a process says; last how it ended: "0", or what happened. Killed if it is silent for too long."""
+    command = [sys.executable, "-m", "epdserve.loadtest.gpu_check", _WORKER, json.dumps(order)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said: queue.Queue[str | None] = queue.Queue()
+    errors: list[str] = []
+    readers = [
+        threading.Thread(target=_read, args=(process, said), daemon=True),
+        threading.Thread(target=_keep_last, args=(process, errors), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
     try:
-        return work()
-    except Exception as error:  # noqa: BLE001 - the edge of every case
-        return Row(name, f"FAILED: {type(error).__name__}: {str(error).strip()[:300]}".replace("\n", " "))
+        while True:
+            try:
+                line = said.get(timeout=limit_s)
+            except queue.Empty:
+                yield {"ended": f"nothing said for {limit_s:.0f} s"}
+                return
+            if line is None:
+                break
+            if line.startswith("{"):
+                yield json.loads(line)
+        status = process.wait(timeout=limit_s)
+        readers[1].join(limit_s)
+        last = errors[-1].strip()[:200].replace("|", "/") if errors and status else ""
+        yield {"ended": "0" if status == 0 else f"the process ended with {status}: {last}"}
+    finally:
+        process.kill()
+        process.wait()
+        for reader in readers:
+            reader.join(limit_s)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
-def run_cases(
-    makers: Iterator[tuple[str, CaseMaker]], report: Report, timer: Timer, ceilings: Ceilings, until: float
-) -> None:
-    """Every case in turn while there is time; memory is given back between them."""
-    for name, make in makers:
-        if time.monotonic() > until:
-            report.add(Row(name, "no time left"))
-            continue
-        row = guarded(name, lambda name=name, make=make: measure(name, make(), timer, ceilings))  # type: ignore[misc]
-        if row is not None:
-            report.add(row)
-        gc.collect()
-        if timer.cuda:
-            torch.cuda.empty_cache()
+def _read(process: subprocess.Popen[str], said: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.put(line)
+    said.put(None)
 
 
-def run_steps(report: Report, timer: Timer, device: str, shapes: Shapes, until: float) -> None:
-    """Whole layers and steps; each group of times stands or falls on its own."""
-    made = Weights(shapes, device)
-    for name, group in (("prefill", time_prefill), ("decoder replay", time_replay), ("decode", time_decode)):
-
-        def times(group: StepTimes = group) -> Row | None:
-            for what, seconds in group(shapes, made, timer, device):
-                graph = timer.captured if timer.cuda else None
-                report.add(Row(what, "ok", us=1e6 * seconds, graph=graph))
-                if time.monotonic() > until:
-                    return Row(what, "no time left")
-            return None
-
-        row = guarded(f"layers: {name}", times)
-        if row is not None:
-            report.add(row)
+def _keep_last(process: subprocess.Popen[str], errors: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip():
+            errors[:] = [line]
 
 
-def run_model(report: Report, golden: Path, device: str, until: float, *, dry_run: bool) -> None:
-    """Goldens, batch invariance and step times of the model as workers run it; not in a dry run, tests do that."""
-
-    def rows() -> Row | None:
-        from epdserve.loadtest.gpu.model import check_model  # its packages may be missing on a bare machine
-
-        for what, measured, note in check_model(golden, device):
-            right = not note.startswith("FAILED")
-            report.add(
-                Row(f"model: {what}: {measured}" + (f", {note}" if right else ""), "ok" if right else note)
-            )
-            if time.monotonic() > until:
-                return Row("model", "no time left")
-        return None
-
-    if not dry_run:
-        row = guarded("model", rows)
-        if row is not None:
-            report.add(row)
-
-
-def main(
-    device: Annotated[str, typer.Option(help="Torch device.")] = "cuda",
-    dry_run: Annotated[bool, typer.Option(help="Tiny shapes on the CPU, in Triton's interpreter.")] = False,
-    minutes: Annotated[float, typer.Option(help="No case starts after this long.")] = 7.0,
-    only: Annotated[str, typer.Option(help="Cases whose name holds this.")] = "",
-    golden: Annotated[Path, typer.Option(help="Folder of the tiny model's goldens.")] = Path(
-        "tests/golden/tiny"
-    ),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows here.")] = None,
-) -> None:
-    """Check and time kernels, layers and the model on a device."""
-    until = time.monotonic() + 60 * minutes
-    shapes, device = (TINY, "cpu") if dry_run else (RELEASED, device)
-    report = Report(device, json_file)
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        timer = Timer(device)
-        ceilings = measure_ceilings(timer, device)
-        report.add(Row("copy", "", gbytes_per_s=ceilings.bytes_per_s / 1e9))
-        report.add(Row("bfloat16 product", "", tflops_per_s=ceilings.flops_per_s / 1e12))
-        chosen = ((name, make) for name, make in case_makers(shapes, device) if only in name)
-        run_cases(chosen, report, timer, ceilings, until)
-        if not only:
-            run_model(report, golden, device, until, dry_run=dry_run)
-            run_steps(report, timer, device, shapes, until)
-    if report.failed:
-        raise typer.Exit(1)
+def _compile(order: dict[str, Any], processes: int, until: float) -> None:
+    """Compile the kernels of all cases side by side; what is not done by then is compiled when it is wanted."""
+    count = max(1, min(processes, os.cpu_count() or 1))
+    ends = {kind: until for kind in order["ends"]}
+    command = [sys.executable, "-m", "epdserve.loadtest.gpu_check", _WORKER]
+    running = [
+        subprocess.Popen(
+            [*command, json.dumps({**order, "skip": 0, "ends": ends, "warm": (i, count)})],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for i in range(count)
+    ]
+    for process in running:
+        try:
+            process.wait(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

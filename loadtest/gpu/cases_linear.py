@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from epdserve.kernels.linear.block_linear import grouped_linear_fp8, linear_bf16, linear_fp8
+from epdserve.kernels.linear.tiles import SPLIT_K
 from epdserve.kernels.moe.experts import combine, expert_product, swiglu_quantize
 from epdserve.kernels.moe.plan import expert_tile
 from epdserve.kernels.moe.reference import route_ref, swiglu_ref
@@ -34,6 +35,8 @@ def makers(shapes: Shapes, device: str) -> Iterator[tuple[str, CaseMaker]]:
         "wo_b": (shapes.hidden, shapes.o_groups * shapes.o_rank),
         "shared w1, w3": (2 * shapes.inner, shapes.hidden),
     }
+    few, inputs = shapes.decode_rows[0], 4 * SPLIT_K
+    yield f"linear FP8 in splits, T={few}", partial(_linear, few, shapes.latent, inputs, shapes, device)
     for rows in dict.fromkeys((shapes.prefill_rows, *shapes.decode_rows)):
         for name, (outputs, inputs) in weights.items():
             yield f"linear FP8 {name}, T={rows}", partial(_linear, rows, outputs, inputs, shapes, device)

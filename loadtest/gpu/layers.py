@@ -8,6 +8,7 @@ cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from epdserve.kernels.indexer.pages import IndexPages, RowTiles
 from epdserve.kernels.indexer.score import score_blocks, score_pages
 from epdserve.kernels.indexer.select import candidate_blocks, top_entries
 from epdserve.kernels.linear.block_linear import grouped_linear_fp8, linear_bf16, linear_fp8
-from epdserve.kernels.mhc import collapse, expand, hyper_coefficients
+from epdserve.kernels.mhc import advance
 from epdserve.kernels.moe.experts import combine, expert_product, swiglu_quantize
 from epdserve.kernels.moe.plan import expert_tile
 from epdserve.kernels.moe.route_rows import plan_experts, route
@@ -91,15 +92,48 @@ def _fp4(experts: int, outputs: int, inputs: int, device: str) -> tuple[Tensor, 
     return nibbles(experts, outputs, inputs // 2, device=device), scale
 
 
-def layer(kind: Kind, weights: Weights, streams: Tensor, pre: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Both sub-layers: new streams (T, n, D) and the mix that the next layer collapses with."""
+@dataclass(slots=True)
+class Flow:
+    """Residual streams, the update of the last sub-block, and the mix that the next one collapses with."""
+
+    streams: Tensor  # (T, n, D)
+    out: Tensor  # (T, D)
+    post: Tensor
+    comb: Tensor
+    carried: Tensor
+
+    @classmethod
+    def random(cls, rows: int, shapes: Shapes, device: str) -> Flow:
+        """Of rows that come from some layer before."""
+        copies = shapes.copies
+        carried = torch.zeros(rows, copies, device=device)
+        carried[:, 0] = 1.0
+        return cls(
+            bf16(rows, copies, shapes.hidden, device=device),
+            bf16(rows, shapes.hidden, device=device),
+            torch.rand(rows, copies, device=device),
+            torch.full((rows, copies, copies), 1.0 / copies, device=device),
+            carried,
+        )
+
+    def last(self, count: int) -> Flow:
+        """The last rows."""
+        parts = (self.streams, self.out, self.post, self.comb, self.carried)
+        return Flow(*(part[-count:].contiguous() for part in parts))
+
+
+def layer(kind: Kind, weights: Weights, flow: Flow, rows: Rows) -> Flow:
+    """Both sub-blocks, each entered in one pass over the streams."""
     w = weights
-    next_pre, post, comb = hyper_coefficients(streams, w.fn, w.scale, w.base, _ITERS, 1e-6, _EPS)
-    x = rms_norm(collapse(streams, pre), w.norm, _EPS)
-    streams = expand(streams, attention(kind, w, x, rows), post, comb)
-    last_pre, post, comb = hyper_coefficients(streams, w.fn, w.scale, w.base, _ITERS, 1e-6, _EPS)
-    x = rms_norm(collapse(streams, next_pre), w.norm, _EPS)
-    return expand(streams, experts(w, x), post, comb), last_pre
+    flow = _sub_block(w, flow, lambda x: attention(kind, w, x, rows))
+    return _sub_block(w, flow, lambda x: experts(w, x))
+
+
+def _sub_block(w: Weights, flow: Flow, block: Callable[[Tensor], Tensor]) -> Flow:
+    update = (flow.streams, flow.out, flow.post, flow.comb, flow.carried)
+    streams, collapsed, mixes = advance(*update, w.fn, w.scale, w.base, _ITERS, 1e-6, _EPS)
+    carried, post, comb = mixes
+    return Flow(streams, block(rms_norm(collapsed, w.norm, _EPS)), post, comb, carried)
 
 
 def attention(kind: Kind, w: Weights, x: Tensor, rows: Rows) -> Tensor:

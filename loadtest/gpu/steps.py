@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from epdserve.kernels.indexer.pages import RowTiles
 from epdserve.loadtest.gpu.data import index_pages, selected, windows
-from epdserve.loadtest.gpu.layers import Rows, Weights, layer
+from epdserve.loadtest.gpu.layers import Flow, Rows, Weights, layer
 from epdserve.loadtest.gpu.shapes import Kind, Shapes
 from epdserve.loadtest.gpu.timing import Timer
-from torch import Tensor
 
 Measured = tuple[str, float]  # what, seconds
 
@@ -56,16 +55,16 @@ def time_replay(shapes: Shapes, weights: Weights, timer: Timer, device: str) -> 
         : shapes.layers_below
     ]
     above = [Kind.FULL, *[Kind.REUSE] * 3, *([Kind.REINDEX, *[Kind.REUSE] * 3] * 4)][: shapes.layers_above]
+    start = Flow.random(shapes.prefill_rows, shapes, device)
     for name, rows in (("all rows", everyone), ("decoder replay", kept)):
 
         def stack(rows: Rows = rows) -> None:
-            streams, pre = _streams(shapes, everyone, device)
+            flow = start
             for kind in below:
-                streams, pre = layer(kind, weights, streams, pre, everyone)
-            first = len(streams) - len(rows.segment_T)
-            streams, pre = streams[first:].contiguous(), pre[first:].contiguous()
+                flow = layer(kind, weights, flow, everyone)
+            flow = flow.last(len(rows.segment_T))
             for kind in above:
-                streams, pre = layer(kind, weights, streams, pre, rows)
+                flow = layer(kind, weights, flow, rows)
 
         yield (
             f"prefill T={shapes.prefill_rows}, {len(below)} + {len(above)} layers: {name}",
@@ -74,16 +73,8 @@ def time_replay(shapes: Shapes, weights: Weights, timer: Timer, device: str) -> 
 
 
 def _time_layer(kind: Kind, weights: Weights, rows: Rows, timer: Timer, device: str) -> float:
-    streams, pre = _streams(weights.shapes, rows, device)
-    return timer.seconds(lambda: layer(kind, weights, streams, pre, rows))
-
-
-def _streams(shapes: Shapes, rows: Rows, device: str) -> tuple[Tensor, Tensor]:
-    count = len(rows.segment_T)
-    streams = torch.randn(count, shapes.copies, shapes.hidden, device=device).bfloat16()
-    pre = torch.zeros(count, shapes.copies, device=device)
-    pre[:, 0] = 1.0
-    return streams, pre
+    flow = Flow.random(len(rows.segment_T), weights.shapes, device)
+    return timer.seconds(lambda: layer(kind, weights, flow, rows))
 
 
 def _rows(shapes: Shapes, counts: list[int], context: int, device: str) -> Rows:

@@ -19,7 +19,8 @@ def backend_bits(device: torch.device) -> str:
     """Names a back end: workers with the same words compute the same bits, by row invariance (kernels/README.md).
 
     Kernels and model code count by their source, since nobody would remember to raise a version; a changed comment
-    costs misses. The processor counts by its model: libraries of linear algebra choose their code by it.
+    costs misses. Native rows count by their machine code, which another compiler makes otherwise. The processor counts
+    by its model: libraries of linear algebra choose their code by it.
     """
     return f"{_device(device)}; torch {torch.__version__}; code {_sources()}"
 
@@ -43,8 +44,12 @@ def _device(device: torch.device) -> str:
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
         return f"{name} {major}.{minor}, CUDA {torch.version.cuda}, triton {_triton()}"
-    host = "native rows" if native is not None else "plain rows"
+    host = "plain rows" if native is None else f"native rows {_digest(Path(native.__file__).read_bytes())}"
     return f"{device.type}, {host}, {platform.machine()} {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 def _triton() -> str:

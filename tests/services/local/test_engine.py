@@ -59,6 +59,16 @@ def test_tokens_are_told_as_they_come(engine: LocalEngine) -> None:
         assert tuple(token for i, token in seen if i == index) == answer.tokens
 
 
+def test_a_long_prompt_is_computed_in_chunks_between_which_others_decode() -> None:
+    """Both roles share a step loop: a chunk of rows, then a token of whoever decodes, and the bits are their own."""
+    told: list[int] = []
+    long, short = prompt(70, 8), prompt(4, 9)
+    with LocalEngine(TINY, LocalSettings(engine=settings(chunk_tokens=8))) as engine:
+        answers = engine.generate([short, long], greedy(12), on_tokens=lambda index, tokens: told.append(index))
+    assert [list(answer.tokens) for answer in answers] == [greedy_reference(p, 12) for p in (short, long)]
+    assert told.index(1) >= 8  # nine chunks of the long prompt ran, and the other got a token after most of them
+
+
 def test_impossible_prompts_are_refused(engine: LocalEngine) -> None:
     for tokens in ([], [600], [5] * 5000):
         with pytest.raises(InvalidRequest):
