@@ -1,6 +1,6 @@
 """Contexts of 2**20 entries in Triton's interpreter: the last entry is found, and nothing beyond it is read.
 
-Pages repeat in the table, so a long context needs little memory; tiles are large, or the interpreter would need minutes.
+Pages repeat in the table, so a long context needs little memory; tiles are large, or it would take minutes.
 """
 
 import pytest

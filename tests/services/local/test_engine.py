@@ -64,9 +64,13 @@ def test_a_long_prompt_is_computed_in_chunks_between_which_others_decode() -> No
     told: list[int] = []
     long, short = prompt(70, 8), prompt(4, 9)
     with LocalEngine(TINY, LocalSettings(engine=settings(chunk_tokens=8))) as engine:
-        answers = engine.generate([short, long], greedy(12), on_tokens=lambda index, tokens: told.append(index))
+        answers = engine.generate(
+            [short, long], greedy(12), on_tokens=lambda index, tokens: told.append(index)
+        )
     assert [list(answer.tokens) for answer in answers] == [greedy_reference(p, 12) for p in (short, long)]
-    assert told.index(1) >= 8  # nine chunks of the long prompt ran, and the other got a token after most of them
+    assert (
+        told.index(1) >= 8
+    )  # nine chunks of the long prompt ran, and the other got a token after most of them
 
 
 def test_impossible_prompts_are_refused(engine: LocalEngine) -> None:
