@@ -102,8 +102,9 @@ class HolderTable:
             names: What holders are called, by their numbers.
         """
         if _native is not None:
+            chain = hashes if isinstance(hashes, list) else list(hashes)
             found: dict[str, int] = _native.prefix_lengths(
-                self._slots, self._base, self._stride, self._mask, _TURN, list(hashes), names
+                self._slots, self._base, self._stride, self._mask, _TURN, chain, names
             )
             return found
         if len(hashes) >= _LONG:

@@ -19,6 +19,7 @@
 #define KEY_WORDS 2
 #define LINE_WORDS 8
 #define AHEAD 24    /* blocks that are asked for before they are looked at: about as many as a core waits for at once */
+#define OBJECT_BYTES 32 /* of a bytes object, about, before what it holds */
 #define MAX_WORDS 1024 /* 65,536 holders */
 
 /* A slot is two words of a hash, both zero if it is empty, and the bits of its holders. */
@@ -87,9 +88,10 @@ static int walk(const Table *table, const Key *keys, Py_ssize_t count, PyObject 
     return 0;
 }
 
-/* Keys of a list of bytes objects. */
+/* Keys of a list of bytes objects. Another thread may have made them, so they are asked for ahead, too. */
 static int read_keys(PyObject *chain, Py_ssize_t count, uint64_t turn, Key *keys) {
     for (Py_ssize_t at = 0; at < count; at++) {
+        if (at + AHEAD < count) __builtin_prefetch((const char *)PyList_GetItem(chain, at + AHEAD) + OBJECT_BYTES);
         char *bytes;
         Py_ssize_t size;
         PyObject *item = PyList_GetItem(chain, at); /* borrowed */

@@ -35,6 +35,9 @@ def main(
     turns: Annotated[int, typer.Option(min=1, help="How often each load is run.")] = 2,
     fit_at: Annotated[list[float] | None, typer.Option(help="Loads of the fit, over capacity.")] = None,
     loads: Annotated[list[float] | None, typer.Option(help="Loads to check.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Where what clients saw is written, to be fitted again.")
+    ] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint; absent = the demo model.")] = None,
 ) -> None:
     """Print one JSON object a row: the fit, then for each load what was measured, simulated, and their ratio."""
@@ -50,6 +53,9 @@ def main(
                 rate, seed = load * capacity, 100 * turn + number
                 leg = open_loop(url, "", rate=rate, seconds=seconds, targets=_ANY, seed=seed, shared=False)
                 legs.append((load, load in held_out, asyncio.run(leg)[1]))
+    if keep is not None:
+        kept = [(load, held, [asdict(one) for one in outcomes]) for load, held, outcomes in legs]
+        keep.write_text(json.dumps({"capacity": capacity, "legs": kept}))
     timing = fit([one for _, held, outcomes in legs if not held for one in outcomes])
     told = {name: round(value, 6) for name, value in asdict(timing).items() if name in _FITTED}
     print(json.dumps({"capacity": round(capacity, 2), "fitted": told}), flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -14,21 +14,25 @@ from epdserve.loadtest.simulator.cluster import ClusterSpec
 from epdserve.loadtest.simulator.hardware import Timing
 from epdserve.loadtest.simulator.requests import INTERACTIVE, Request
 from epdserve.loadtest.simulator.run import Simulation
-from epdserve.loadtest.simulator.workers import PrefillWorker
+from epdserve.loadtest.simulator.workers import Job, PrefillWorker
 from epdserve.loadtest.simulator.workloads import Workload
+from epdserve.services.policy.order import urgency
 
+_CHUNK_TOKENS: Final = 256  # of a prefill worker's step, as ``engine.chunk_tokens`` has it
+_PATIENT: Final = replace(INTERACTIVE, ttft_s=60.0, tpot_s=60.0)  # as the pools are told
 _FACTORS: Final = np.arange(1.0, 3.01, 0.05)  # that steps may be longer by beside others
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTiming(Timing):
-    """Both steps as straight lines: over the prompt's tokens, and over the requests that decode together.
+    """Both steps as straight lines: over the prompts' tokens in it, and over the requests that decode together.
 
     What a request waits for beside steps (HTTP, router, hand-off) is ``link_latency_s``. Processes that share cores
     hold each other up, so both kinds of step are longer while the other kind of worker is at work.
 
     Attributes:
         prefill_beside, decode_beside: How many times as long they are then.
+        chunk_tokens: Of all prompts in one step.
     """
 
     prefill_fixed_s: float = 0.0
@@ -37,6 +41,7 @@ class FittedTiming(Timing):
     decode_request_s: float = 0.001
     prefill_beside: float = 1.0
     decode_beside: float = 1.0
+    chunk_tokens: int = _CHUNK_TOKENS
     same_machine_bytes_per_s: float = 1e15
 
     @property
@@ -45,7 +50,7 @@ class FittedTiming(Timing):
         return 1 / self.prefill_token_s
 
     def prefill_s(self, tokens: float, context: float) -> float:
-        """Seconds for a prompt; its context matters little at these lengths."""
+        """Seconds of a step over so many tokens; contexts matter little at these lengths."""
         return self.prefill_fixed_s + tokens * self.prefill_token_s
 
     def decode_s(self, requests: float, held_tokens: float) -> float:
@@ -70,17 +75,21 @@ def fit(outcomes: Sequence[Outcome]) -> FittedTiming:
         outcomes: Of one load or several; at least three that ended well, of different lengths.
     """
     good = [one for one in outcomes if one.ok and one.ttft_s is not None and one.itl_s is not None]
-    computed = [one.receipt["tokens"]["computed"] for one in good]
     prefills, decodes = (
         [_prefilling(one) for one in good],
         [(one.text_at[0], one.text_at[-1]) for one in good],
     )
+    # A prompt that shares steps with others tells nothing of one alone
+    alone = [at for at, span in enumerate(prefills) if sum(_meet(span, other) for other in prefills) == 1]
+    tokens = [int(good[at].receipt["tokens"]["computed"]) for at in alone]
     prefill, prefill_beside = _crowded_line(
-        computed,
-        [one.receipt["ms"]["prefill"] / 1000 for one in good],
-        [_covered(span, decodes) for span in prefills],
+        [-(-count // _CHUNK_TOKENS) for count in tokens],
+        tokens,
+        [good[at].receipt["ms"]["prefill"] / 1000 for at in alone],
+        [_covered(prefills[at], decodes) for at in alone],
     )
     decode, decode_beside = _crowded_line(
+        [1] * len(good),
         [_beside(one, good) for one in good],
         [one.itl_s or 0.0 for one in good],
         [_covered(span, prefills) for span in decodes],
@@ -109,14 +118,48 @@ class _SharedCores(Simulation):
     def _go_on(self, worker: PrefillWorker, now: float) -> None:
         timing, decodes = self._cluster.spec.timing, self._cluster.decodes
         assert isinstance(timing, FittedTiming)
-        worker.slowness = timing.prefill_beside if any(one.running for one in decodes) else 1.0
-        super()._go_on(worker, now)
+        step = self._next_step(worker, timing, now)
+        worker.running = step[0][0] if step else None
+        if step:
+            crowded = timing.prefill_beside if any(one.running for one in decodes) else 1.0
+            tokens = sum(share for _, share in step)
+            seconds = crowded * timing.prefill_s(tokens, tokens)
+            self._at(now + seconds, lambda then: self._end_step(worker, step, then))
         busy = any(one.running is not None for one in self._cluster.prefills)
         slowness = timing.decode_beside if busy else 1.0
         for decode in decodes:
             if decode.slowness != slowness:
                 decode.slow_down(slowness, now)
                 self._expect_end(decode, now)
+
+    def _next_step(self, worker: PrefillWorker, timing: FittedTiming, now: float) -> list[tuple[Job, float]]:
+        """A chunk's tokens, given to the most urgent prompts first: as prefill workers do it."""
+        for job in worker.jobs:
+            if job.left_tokens < 0:
+                self._cluster.start_prefill(job)
+
+        def key(job: Job) -> tuple[float, int]:
+            left_s = job.left_tokens * timing.prefill_token_s
+            since = job.request.arrives_at
+            score = urgency(arrived_at=since, target_s=_PATIENT.ttft_s, left_s=left_s, now=now)
+            return score, job.request.number
+
+        step: list[tuple[Job, float]] = []
+        budget = float(timing.chunk_tokens)
+        for job in sorted(worker.jobs, key=key):
+            if share := min(job.left_tokens, budget):
+                step.append((job, share))
+                budget -= share
+        return step
+
+    def _end_step(self, worker: PrefillWorker, step: list[tuple[Job, float]], now: float) -> None:
+        for job, share in step:
+            job.left_tokens -= share
+            if job.left_tokens < 0.5:
+                worker.jobs.remove(job)
+                arrives_at = now + self._cluster.transfer_s(job)
+                self._at(arrives_at, lambda then, job=job: self._join(job, then))  # type: ignore[misc]
+        self._go_on(worker, now)
 
 
 def simulated(outcomes: Sequence[Outcome], timing: FittedTiming, *, prefills: int, decodes: int) -> Seen:
@@ -158,7 +201,7 @@ def _request(number: int, outcome: Outcome, began: float) -> Request:
         number,
         1,
         False,
-        INTERACTIVE,
+        _PATIENT,
         75,
         75,
         outcome.prompt_tokens,
@@ -182,6 +225,10 @@ def _prefilling(outcome: Outcome) -> tuple[float, float]:
     return began, began + took_s
 
 
+def _meet(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
 def _covered(span: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
     """Share of a span in which any of the others was going on."""
     began, ended = span
@@ -195,24 +242,24 @@ def _covered(span: tuple[float, float], others: Sequence[tuple[float, float]]) -
 
 
 def _crowded_line(
-    xs: Sequence[float], ys: Sequence[float], crowded: Sequence[float]
+    steps: Sequence[int], xs: Sequence[float], ys: Sequence[float], crowded: Sequence[float]
 ) -> tuple[tuple[float, float], float]:
-    """Intercept and slope, and the factor by which both are larger where ``crowded`` is 1; by least squares."""
-    shares, best = np.asarray(crowded), (float("inf"), (0.0, 0.0), 1.0)
+    """Seconds a step and for each ``xs``, and the factor by which both are larger where ``crowded`` is 1."""
+    best = (float("inf"), (0.0, 0.0), 1.0)
     for factor in _FACTORS:
-        scale = 1 + (factor - 1) * shares
-        line = _line(xs, ys, scale)
-        errors = np.asarray(ys) - scale * (line[0] + line[1] * np.asarray(xs))
+        scale = 1 + (factor - 1) * np.asarray(crowded)
+        columns = scale[:, None] * np.stack((steps, xs), axis=1)
+        line = _positive(columns, np.asarray(ys))
+        errors = np.asarray(ys) - columns @ line
         best = min(best, (float(errors @ errors), line, float(factor)))
     return best[1:]
 
 
-def _line(xs: Sequence[float], ys: Sequence[float], scale: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Intercept and slope of what is seen ``scale`` times as large; neither is below nothing."""
-    columns = np.stack((scale, scale * np.asarray(xs)), axis=1)
-    (intercept, slope), *_ = np.linalg.lstsq(columns, np.asarray(ys), rcond=None)
-    if slope < 0:
-        return float(np.dot(scale, ys) / np.dot(scale, scale)), 0.0
-    if intercept < 0:
-        return 0.0, float(np.dot(columns[:, 1], ys) / np.dot(columns[:, 1], columns[:, 1]))
-    return float(intercept), float(slope)
+def _positive(columns: npt.NDArray[np.float64], ys: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Least squares; neither is below nothing."""
+    (first, second), *_ = np.linalg.lstsq(columns, ys, rcond=None)
+    if second < 0:
+        return float(columns[:, 0] @ ys / (columns[:, 0] @ columns[:, 0])), 0.0
+    if first < 0:
+        return 0.0, float(columns[:, 1] @ ys / (columns[:, 1] @ columns[:, 1]))
+    return float(first), float(second)

@@ -75,7 +75,7 @@ def test_a_fit_finds_how_much_longer_steps_are_beside_one_another() -> None:
     """Every second prompt is computed while another request decodes: half as long again, and those steps 1.2 times."""
     seen, step_s = alone(), TRUTH.decode_s(1, 0)
     for number in range(12):
-        at, prompt = 1e7 + 100.0 * number, 150 + 40 * number
+        at, prompt = 1e7 + 100.0 * number, 60 + 15 * number
         first = outcome(at, 100, 60, step_s=step_s)
         second = outcome(at + 1.0, prompt, 30, step_s=step_s)
         crowded_s = 1.5 * TRUTH.prefill_s(prompt, prompt)
@@ -91,11 +91,11 @@ def test_a_fit_finds_how_much_longer_steps_are_beside_one_another() -> None:
 
 
 def test_simulated_workers_that_share_cores_hold_each_other_up() -> None:
-    overlapping = [outcome(0.15 * number, 200, 40, step_s=TRUTH.decode_s(1, 0)) for number in range(12)]
+    overlapping = [outcome(0.5 * number, 200, 40, step_s=TRUTH.decode_s(1, 0)) for number in range(12)]
     apart = simulated(overlapping, TRUTH, prefills=1, decodes=1)
     shared = replace(TRUTH, prefill_beside=1.5, decode_beside=1.3)
     together = simulated(overlapping, shared, prefills=1, decodes=1)
-    assert together.ttft_mean_s > 1.3 * apart.ttft_mean_s
+    assert together.ttft_mean_s > 1.2 * apart.ttft_mean_s
     assert 1.05 < together.tpot_p50_s / apart.tpot_p50_s <= 1.3
     again = simulated(alone(), shared, prefills=1, decodes=1)
     assert again == simulated(alone(), TRUTH, prefills=1, decodes=1)
