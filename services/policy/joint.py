@@ -365,7 +365,7 @@ def _pick(pairs: _Pairs, request: Placing, settings: PlacementSettings) -> tuple
 
     own = request.request_id.encode()
     prefix = request.affinity or own
-    rows = near.any(axis=1).nonzero()[0].tolist()
+    rows = np.flatnonzero(near.any(axis=1)).tolist()
     row = rows[0] if len(rows) == 1 else min(rows, key=lambda at: rank(pairs.rows[at], prefix))
     columns = np.flatnonzero(near[row]).tolist()
     column = columns[0] if len(columns) == 1 else min(columns, key=lambda at: rank(pairs.columns[at], own))
