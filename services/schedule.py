@@ -37,7 +37,7 @@ class Schedule:
             raise ValueError(
                 f"priority must lie in -{HIGHEST_PRIORITY}..{HIGHEST_PRIORITY}, got {self.priority}"
             )
-        if len(self.lengths) > MAX_LENGTHS or any(length < 0 for length in self.lengths):
+        if len(self.lengths) > MAX_LENGTHS or min(self.lengths, default=0.0) < 0:
             raise ValueError(f"at most {MAX_LENGTHS} lengths, none below 0")
 
 

@@ -8,6 +8,7 @@ Gibbs and Candes 2021): too many answers outside widen it, too few narrow it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,8 +51,8 @@ class PromptClass:
     def cells(self) -> tuple[CellKey, ...]:
         """Cells from coarse to fine."""
         effort = f"e{(self.effort + 9) // 10}"
-        size = sum(self.prompt_tokens >= limit for limit in _LENGTH_CLASSES)
-        turns = sum(self.turns > limit for limit in _TURN_CLASSES)
+        size = bisect_right(_LENGTH_CLASSES, self.prompt_tokens)
+        turns = bisect_left(_TURN_CLASSES, self.turns)
         kind = f"p{size}{'t' if self.tools else 'n'}{turns}"
         who = f"u{self.tenant}"
         return (), (effort,), (effort, kind), (effort, who), (effort, who, kind)
@@ -121,7 +122,7 @@ class LengthModel:
             return known
         miss = self._miss_rate.get(_effort_class(prompt), 1 - self._settings.coverage)
         inner = [(index + 0.5) / _POINTS for index in range(_POINTS)]
-        low, high, *points = quantiles(self._density(prompt), [miss / 2, 1 - miss / 2, *inner])
+        low, high, *points = quantiles(self._density(cells), [miss / 2, 1 - miss / 2, *inner])
         if len(self._memo) >= _MEMO_LIMIT:
             self._memo.clear()
         made = self._memo[cells] = LengthForecast(low, max(low, high), tuple(points))
@@ -142,12 +143,13 @@ class LengthModel:
             return
         if forecast is not None and not cut:
             self._judge(prompt, tokens, forecast)
-        density = self._units[bin_of(tokens)]
+        cells, place = prompt.cells(), bin_of(tokens)
+        density = self._units[place]
         if cut:
-            longer = self._density(prompt).copy()
-            longer[: bin_of(tokens)] = 0.0
+            longer = self._density(cells).copy()
+            longer[:place] = 0.0
             density = longer / longer.sum()
-        for key in prompt.cells():
+        for key in cells:
             self._cells.add(key, density)
         self._news += 1
         if self._news % _MEMO_NEWS == 0:
@@ -181,10 +183,10 @@ class LengthModel:
         """Cells in use; bounded by ``max_cells``."""
         return len(self._cells)
 
-    def _density(self, prompt: PromptClass) -> Counts:
+    def _density(self, cells: tuple[CellKey, ...]) -> Counts:
         density = self._anything
         prior = self._settings.pseudo_counts
-        for key in prompt.cells():
+        for key in cells:
             counts, weight = self._cells.counts(key)
             if counts is not None:
                 density = (counts + prior * density) / (weight + prior)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from epdserve.services.errors import Overloaded
@@ -42,25 +41,39 @@ class Admission:
             message = f"{self._requests} requests are in flight, the router takes no more"
             raise Overloaded(message, retry_after_s=wait_s)
 
-    @contextmanager
-    def enter(self, prompt_tokens: int) -> Iterator[None]:
+    def enter(self, prompt_tokens: int) -> Admitted:
         """Be inside until the block ends.
 
         Raises:
             Overloaded: As ``refuse_if_full``.
         """
         self.refuse_if_full(prompt_tokens)
-        entered_at = self._clock()
         self._requests += 1
         self._tokens += prompt_tokens
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            self._tokens -= prompt_tokens
-            stay_s = self._clock() - entered_at
-            old = self._mean_stay_s or stay_s
-            self._mean_stay_s = old + _NEWEST_WEIGHT * (stay_s - old)
+        return Admitted(self, prompt_tokens, self._clock())
+
+    def leave(self, prompt_tokens: int, entered_at: float) -> None:
+        """One that has entered is out again."""
+        self._requests -= 1
+        self._tokens -= prompt_tokens
+        stay_s = self._clock() - entered_at
+        old = self._mean_stay_s or stay_s
+        self._mean_stay_s = old + _NEWEST_WEIGHT * (stay_s - old)
+
+
+class Admitted:
+    """One request inside, as a context."""
+
+    __slots__ = ("_admission", "_entered_at", "_prompt_tokens")
+
+    def __init__(self, admission: Admission, prompt_tokens: int, entered_at: float) -> None:
+        self._admission, self._prompt_tokens, self._entered_at = admission, prompt_tokens, entered_at
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave(self._prompt_tokens, self._entered_at)
 
 
 class ByteBudget:
@@ -70,14 +83,9 @@ class ByteBudget:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    @contextmanager
-    def share(self) -> Iterator[ByteShare]:
+    def share(self) -> ByteShare:
         """One request's part; given back when the block ends."""
-        share = ByteShare(self)
-        try:
-            yield share
-        finally:
-            self.held_bytes -= share.nbytes
+        return ByteShare(self)
 
     def take(self, nbytes: int) -> None:
         """Hold more.
@@ -91,11 +99,19 @@ class ByteBudget:
 
 
 class ByteShare:
-    """What one request holds of a ``ByteBudget``."""
+    """What one request holds of a ``ByteBudget``, as a context."""
+
+    __slots__ = ("_budget", "nbytes")
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self.nbytes = 0
+
+    def __enter__(self) -> ByteShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.held_bytes -= self.nbytes
 
     def take(self, nbytes: int) -> None:
         """Hold more. Raises as ``ByteBudget.take``."""

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -80,6 +81,7 @@ def _digest(word: str, place: str) -> bytes:
     return bytes.fromhex(digest)
 
 
+@lru_cache(4096)
 def tenant_key(isolation: Isolation, *, key_name: str, user: str, cache_salt: str, epoch: str = "") -> bytes:
     """48 bytes that key a request's block hashes: equal for those who may share blocks.
 

@@ -47,12 +47,12 @@ class Endpoint(ABC):
         exchange = Exchange(scope, receive, send, send_stall_s=self.parts.config.send_stall_s)
         metrics = self.parts.metrics
         outcome = "internal"
-        metrics.in_flight.inc()
+        metrics.in_flight += 1
         try:
             outcome = await self._answer(exchange)
         finally:
             exchange.close()
-            metrics.in_flight.dec()
+            metrics.in_flight -= 1
             metrics.finished(outcome)
 
     async def _answer(self, exchange: Exchange) -> str:

@@ -92,10 +92,10 @@ class Estimates:
 
     def answered(self, request: GenerateRequest, tokens: int, reason: FinishReason) -> None:
         """Learn from an answer that ended by itself or at its limit."""
-        kind = prompt_class(request)
-        self.lengths.observe(
-            kind, tokens, forecast=self.lengths.forecast(kind), cut=reason is FinishReason.LENGTH
-        )
+        kind, cut = prompt_class(request), reason is FinishReason.LENGTH
+        # Of what was cut nobody knows whether the forecast was right
+        forecast = None if cut else self.lengths.forecast(kind)
+        self.lengths.observe(kind, tokens, forecast=forecast, cut=cut)
 
     def prefilled(self, worker: str, result: PrefillResult, *, expected_hit_tokens: int) -> None:
         """Learn from a prefill: the worker's speed, and whether its blocks were what the index said."""
@@ -141,11 +141,11 @@ class Estimates:
 
     def prefill_tokens_per_s(self, worker: str) -> float:
         """Measured speed; of one that has not been measured, that of the others."""
-        return self._one(worker, _SPEED) or float(self.prefill_speeds(self.rows([worker]))[0])
+        return self._one(worker, _SPEED) or self._usual_of(_SPEED, _PREFILL_TOKENS_PER_S)
 
     def step_s(self, worker: str) -> float:
         """Measured time of a decode step; of a worker that has not been measured, that of the others."""
-        return self._one(worker, _STEP) or float(self.steps_s(self.rows([worker]))[0])
+        return self._one(worker, _STEP) or self._usual_of(_STEP, _STEP_S)
 
     def now(self) -> float:
         """By the clock of these estimates."""
@@ -220,9 +220,14 @@ class Estimates:
         known = found > 0
         if known.all():
             return found
+        return np.where(known, found, self._usual_of(field, otherwise))
+
+    def _usual_of(self, field: int, otherwise: float) -> float:
+        """What was measured, mean of all workers."""
         of_all = self._table.column(field)
-        of_all = of_all[of_all > 0]
-        return np.where(known, found, of_all.mean() if len(of_all) else otherwise)
+        if not of_all.any():
+            return otherwise
+        return float(of_all[of_all > 0].mean())
 
     def _smooth(self, row: int, field: int, new: float) -> None:
         old = float(self._table.values[field, row])

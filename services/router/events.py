@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Protocol
 
+from epdserve.services.router.vocabulary import Vocabulary
 from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """Which field of a message a delta belongs to."""
 
     REASONING = "reasoning"
@@ -113,7 +114,7 @@ class Parser(Protocol):
         """Deltas withheld so far; sets ``ending`` if a stop string has not set it already."""
 
 
-def cut_by_token(deltas: list[Delta], ids: Sequence[int], bytes_of: Callable[[int], bytes]) -> list[Delta]:
+def cut_by_token(deltas: list[Delta], ids: Sequence[int], vocabulary: Vocabulary) -> list[Delta]:
     """One delta a token out of what all of ``ids`` gave together, which is cheaper than to push them one by one.
 
     Tokens that share a character share a delta; and where the text is not just that of the ids, because there was a
@@ -121,18 +122,28 @@ def cut_by_token(deltas: list[Delta], ids: Sequence[int], bytes_of: Callable[[in
     """
     if len(deltas) != 1 or deltas[0].kind not in (Kind.REASONING, Kind.CONTENT):
         return deltas
+    texts = vocabulary.texts_of(ids)
+    pieces = [text for text in texts if text is not None]
+    if len(pieces) < len(texts):
+        pieces = _characters(map(vocabulary.bytes_of, ids))
+    if "".join(pieces) != deltas[0].text:
+        return deltas
+    kind = deltas[0].kind
+    return [Delta(kind, piece) for piece in pieces if piece]
+
+
+def _characters(parts: Iterable[bytes]) -> list[str]:
+    """Each part as text, joined with those that share a character with it; an incomplete end is left out."""
     pieces: list[str] = []
     some = b""
-    for token in ids:
-        some += bytes_of(token)
+    for part in parts:
+        some += part
         try:
             pieces.append(some.decode())
         except UnicodeDecodeError:
             continue
         some = b""
-    if some or "".join(pieces) != deltas[0].text:
-        return deltas
-    return [Delta(deltas[0].kind, piece) for piece in pieces if piece]
+    return pieces
 
 
 def join(delta: Delta, deltas: list[Delta]) -> None:

@@ -6,8 +6,8 @@ Raw ASGI instead of framework responses: this path carries every token, and need
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 from epdserve.services.errors import Cancelled, PayloadTooLarge, ServiceError
@@ -100,49 +100,24 @@ class Exchange:
             raise BodyTooSlow(f"the body was not complete after {timeout_s} s") from None
         return b"".join(parts)
 
-    @asynccontextmanager
-    async def watch_client(self) -> AsyncIterator[None]:
+    def watch_client(self) -> ClientWatch:
         """Cancel what runs inside as soon as the client has gone, and raise ``Cancelled`` instead."""
-        owner = asyncio.current_task()
-        assert owner is not None
-        gone = False
+        return ClientWatch(self)
 
-        def leave() -> None:
-            nonlocal gone
-            # Servers report a disconnect after the last byte as well
-            if not self._complete:
-                gone = True
-                owner.cancel()
+    @property
+    def complete(self) -> bool:
+        """Whether the last byte has been written."""
+        return self._complete
 
-        try:
-            async with self._watching(leave):
-                yield
-        except (asyncio.CancelledError, ServiceError):
-            # A call that fails as it is cancelled tells its failure, not the cancelling
-            if gone and owner.uncancel() == 0:
-                raise Cancelled("the client has gone") from None
-            raise
-
-    @asynccontextmanager
-    async def _watching(self, on_leave: Callable[[], None]) -> AsyncIterator[None]:
-        """Call back when the client goes: the server does, or a task does that listens to what it says."""
+    def on_leave(self, call: Callable[[], None] | None) -> asyncio.Task[None] | None:
+        """Call back when the client goes, None = no more: the server does, else a task that listens to what it says."""
         watch: Callable[[Callable[[], None] | None], None] | None
         watch = self._scope.get("extensions", {}).get("epdserve.watch")
         if watch is not None:
-            watch(on_leave)
-            try:
-                yield
-            finally:
-                watch(None)
-                # Where a cancellation lands that came after the last await inside
-                await asyncio.sleep(0)
-            return
-        listener = asyncio.create_task(self._listen(on_leave))
-        try:
-            yield
-        finally:
-            listener.cancel()
-            await asyncio.wait([listener])
+            watch(call)
+        elif call is not None:
+            return asyncio.create_task(self._listen(call))
+        return None
 
     async def _listen(self, on_leave: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -237,3 +212,46 @@ class Exchange:
                     left -= len(await self._next_part())
         except (TimeoutError, Cancelled):
             return
+
+
+class ClientWatch:
+    """The context of ``Exchange.watch_client``; the task that enters it is cancelled."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        owner = asyncio.current_task()
+        assert owner is not None
+        self._owner = owner
+        self._listener = self._exchange.on_leave(self._leave)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exchange.on_leave(None)
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+        if not self._gone:
+            return
+        late: asyncio.CancelledError | None = None
+        try:
+            # Where a cancellation lands that came after the last await inside
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as cancelled:
+            late = cancelled
+        # A call that fails as it is cancelled tells its failure, not the cancelling
+        if (
+            late or isinstance(error, (asyncio.CancelledError, ServiceError))
+        ) and self._owner.uncancel() == 0:
+            raise Cancelled("the client has gone") from None
+        if late is not None:
+            raise late
+
+    def _leave(self) -> None:
+        # Servers report a disconnect after the last byte as well
+        if not self._exchange.complete:
+            self._gone = True
+            self._owner.cancel()

@@ -30,6 +30,7 @@ class Fleets:
         self._view: Sequence[WorkerInfo] = ()
         self._made: dict[bool, Mapping[Layout, Fleet]] = {}
         self._ready: dict[WorkerRole, list[WorkerInfo]] = {}
+        self._context: int | None = None
 
     def prepare(self) -> None:
         """Look at the view, and at what was measured of its workers, for the requests to come."""
@@ -45,8 +46,7 @@ class Fleets:
     def max_context_tokens(self) -> int | None:
         """Longest context that every ready worker takes, None without workers."""
         self._look()
-        infos = (*self._ready.get(WorkerRole.PREFILL, ()), *self._ready.get(WorkerRole.DECODE, ()))
-        return min((info.max_context_tokens for info in infos), default=None)
+        return self._context
 
     def of(self, avoid: Collection[Life], *, deterministic: bool) -> Mapping[Layout, Fleet]:
         """Fleets with a prefill and a decode worker, by layout in order of it; none without such.
@@ -79,6 +79,8 @@ class Fleets:
         for info in view:
             if info.state is WorkerState.READY and self._model_name in ("", info.model_name):
                 self._ready.setdefault(info.role, []).append(info)
+        infos = (*self._ready.get(WorkerRole.PREFILL, ()), *self._ready.get(WorkerRole.DECODE, ()))
+        self._context = min((info.max_context_tokens for info in infos), default=None)
         names = [info.worker for info in view]
         self._estimates.keep(names)
         self._ledger.keep(names)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,25 +89,43 @@ class InFlightLedger:
         for worker in (*gone, *others):
             self._sum_up(worker)
 
-    @contextmanager
-    def hold(self, worker: str, tokens: int, *, output_tokens: float = 0.0) -> Iterator[None]:
+    def hold(self, worker: str, tokens: int, *, output_tokens: float = 0.0) -> Held:
         """Count tokens at a worker until the block ends."""
-        row = self._own.setdefault(worker, InFlight())
-        row.requests += 1
+        return Held(self, worker, tokens, output_tokens)
+
+    def add(self, worker: str, requests: int, tokens: int, output_tokens: float) -> None:
+        """Count more at a worker, or less."""
+        row = self._own.get(worker)
+        if row is None:
+            row = self._own[worker] = InFlight()
+        row.requests += requests
         row.tokens += tokens
         row.output_tokens += output_tokens
+        if not row.requests:
+            # Names of dead workers must not pile up
+            del self._own[worker]
         self._sum_up(worker)
-        try:
-            yield
-        finally:
-            row.requests -= 1
-            row.tokens -= tokens
-            row.output_tokens -= output_tokens
-            if not row.requests:
-                # Names of dead workers must not pile up
-                del self._own[worker]
-            self._sum_up(worker)
 
     def _sum_up(self, worker: str) -> None:
-        sums = (self.requests(worker), self.tokens(worker), self.output_tokens(worker))
-        self._table.of(worker)[:] = sums
+        mine, theirs = self._own.get(worker, _NOTHING), self._others.get(worker, _NOTHING)
+        self._table.of(worker)[:] = (
+            mine.requests + theirs.requests,
+            mine.tokens + theirs.tokens,
+            mine.output_tokens + theirs.output_tokens,
+        )
+
+
+class Held:
+    """What one request holds at a worker, as a context."""
+
+    __slots__ = ("_ledger", "_output_tokens", "_tokens", "_worker")
+
+    def __init__(self, ledger: InFlightLedger, worker: str, tokens: int, output_tokens: float) -> None:
+        self._ledger, self._worker = ledger, worker
+        self._tokens, self._output_tokens = tokens, output_tokens
+
+    def __enter__(self) -> None:
+        self._ledger.add(self._worker, 1, self._tokens, self._output_tokens)
+
+    def __exit__(self, *_: object) -> None:
+        self._ledger.add(self._worker, -1, -self._tokens, -self._output_tokens)

@@ -145,9 +145,10 @@ class TurnMemo:
     def _parts(self, prompt: TokenIds) -> Iterator[tuple[int, int]]:
         """Where reasoning and content of complete answers lie: [start, end) each, in order."""
         tokenizer = self._tokenizer
-        headers = np.flatnonzero(prompt == tokenizer.assistant_id)
-        if len(headers) < 2:
+        is_header = prompt == tokenizer.assistant_id
+        if np.count_nonzero(is_header) < 2:
             return  # a conversation that only begins
+        headers = np.flatnonzero(is_header)
         ends = np.flatnonzero(prompt == tokenizer.eos_id)
         thought_ends = np.flatnonzero(prompt == tokenizer.think_end_id)
         for header in headers:
@@ -206,7 +207,7 @@ class TurnMemo:
         vocabulary, plain = self._tokenizer.vocabulary, self._tokenizer.plain_ids
         canonical: list[int] = []
         start = 0
-        for end in [*(n for n, token in enumerate(ids) if vocabulary.is_marker(token)), len(ids)]:
+        for end in [*vocabulary.marker_places(ids), len(ids)]:
             marker = ids[end] if end < len(ids) else None
             try:
                 text = b"".join(map(vocabulary.bytes_of, ids[start:end])).decode()

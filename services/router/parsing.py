@@ -81,6 +81,7 @@ class OutputParser:
         self._vocabulary = tokenizer.vocabulary
         self._mid_character = False
         self._in_bulk = not self._filters and options.parallel_calls
+        self._counted_apart = self._stop_ids | {self._eos_id, self._think_end_id, self._dsml_id}
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None if stage is None else 0
         self.ending: Ending | None = None
@@ -133,6 +134,13 @@ class OutputParser:
         """
         if self.ending is not None:
             return
+        ids = list(ids)
+        if self._is_plain(ids):
+            self.completion_tokens += len(ids)
+            if self._in_reasoning:
+                self.reasoning_tokens = (self.reasoning_tokens or 0) + len(ids)
+            self._feed_some(ids, deltas)
+            return
         passed: list[int] = []
         for token in ids:
             self._count(token)
@@ -156,6 +164,15 @@ class OutputParser:
             else:
                 whole.append(token)
         self._feed_some(whole, deltas)
+
+    def _is_plain(self, ids: list[int]) -> bool:
+        """Whether these are whole characters of the field that is open, as most ids are."""
+        return (
+            not self._mid_character
+            and self._counted_apart.isdisjoint(ids)
+            and (self._repair is None or self._repair.idle)
+            and self._vocabulary.are_whole(ids)
+        )
 
     def _feed_some(self, ids: list[int], deltas: list[Delta]) -> None:
         if ids and self.ending is None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,15 +52,9 @@ class Present:
         self._granted: Counter[int] = Counter()
         self._tiers: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
 
-    @contextmanager
-    def inside(self, name: str, path: str, tenant: str, trail: Trail) -> Iterator[None]:
+    def inside(self, name: str, path: str, tenant: str, trail: Trail) -> Presence:
         """A request is inside until the block ends."""
-        number = next(self._numbers)
-        self._inside[number] = Inside(name, path, tenant, trail)
-        try:
-            yield
-        finally:
-            del self._inside[number]
+        return Presence(self._inside, next(self._numbers), Inside(name, path, tenant, trail))
 
     def failed(self, name: str, path: str, error: ServiceError, *, at: float) -> None:
         """A request ended badly; ``at`` is the time of day."""
@@ -101,6 +94,21 @@ class Present:
             "efforts": {"asked": _histogram(self._asked), "granted": _histogram(self._granted)},
             "tiers": list(self._tiers),
         }
+
+
+class Presence:
+    """One request inside, as a context."""
+
+    __slots__ = ("_inside", "_number", "_one")
+
+    def __init__(self, inside: dict[int, Inside], number: int, one: Inside) -> None:
+        self._inside, self._number, self._one = inside, number, one
+
+    def __enter__(self) -> None:
+        self._inside[self._number] = self._one
+
+    def __exit__(self, *_: object) -> None:
+        del self._inside[self._number]
 
 
 def _request(one: Inside) -> dict[str, Any]:

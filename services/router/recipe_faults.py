@@ -46,6 +46,11 @@ class TagRepair:
         self._tag: bytes | None = None  # since the marker; None = not in a tag
         self._held: list[int] = []
 
+    @property
+    def idle(self) -> bool:
+        """Whether ids other than the calls' marker pass as they are."""
+        return self._tag is None
+
     def push(self, token: int) -> list[int]:
         """Ids that may go on to the recipe."""
         if token == self._dsml_id:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
@@ -117,16 +115,26 @@ class Trail:
     drawn: list[int] = field(default_factory=list)
     lost_workers: list[str] = field(default_factory=list)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> Waiting:
         """Around an await on a worker."""
-        began_at = now()
-        try:
-            yield
-        finally:
-            self.waited_s += now() - began_at
+        return Waiting(self)
 
     @property
     def cached_tokens(self) -> int:
         """Hit length of the prompt."""
         return 0 if self.prefill is None else self.prefill.cached_tokens
+
+
+class Waiting:
+    """Adds the time until its block ends to a trail's ``waited_s``."""
+
+    __slots__ = ("_began_at", "_trail")
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+
+    def __enter__(self) -> None:
+        self._began_at = now()
+
+    def __exit__(self, *_: object) -> None:
+        self._trail.waited_s += now() - self._began_at

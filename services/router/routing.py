@@ -236,6 +236,8 @@ class Placer:
     ) -> tuple[bytes, dict[str, int]]:
         """The prompt's first block in a layout of the pool, and leading tokens that each worker and store holds."""
         root, block_tokens = layout
+        if len(tokens) < block_tokens:
+            return b"", {}
         hashes = await self._chain(tokens, root, block_tokens, tenant_key, images)
         if not hashes:
             return b"", {}

@@ -206,9 +206,7 @@ class Run:
         if not size or not self._asked.options.stream:
             return parser.push(batch.tokens, batch.logprobs)
         if size == 1 and not batch.logprobs:
-            return cut_by_token(
-                parser.push(batch.tokens), batch.tokens, self._parts.tokenizer.vocabulary.bytes_of
-            )
+            return cut_by_token(parser.push(batch.tokens), batch.tokens, self._parts.tokenizer.vocabulary)
         deltas: list[Delta] = []
         for start in range(0, len(batch.tokens), size):
             some = slice(start, start + size)
@@ -245,6 +243,14 @@ class Run:
     def _usage(self) -> Usage:
         """Counts so far; a prompt counts once, however many choices share it."""
         asked = self._asked
+        if len(asked.parsers) == 1:
+            (parser,), (trail,) = asked.parsers, self._trails
+            return Usage(
+                len(asked.requests[0].tokens),
+                trail.cached_tokens,
+                parser.completion_tokens,
+                parser.reasoning_tokens,
+            )
         reasoning = [parser.reasoning_tokens for parser in asked.parsers]
         return Usage(
             asked.prompt_tokens,
@@ -273,12 +279,11 @@ class Run:
         if request.effort is not None:
             metrics.effort_asked.observe((request.effort_asked or request.effort).level)
             metrics.effort_granted.observe(request.effort.level)
-        if retries := sum(trail.retries for trail in self._trails):
-            metrics.retries.inc(retries)
-        if resumes := sum(trail.resumes for trail in self._trails):
-            metrics.resumes.inc(resumes)
-        if handovers := sum(trail.handovers for trail in self._trails):
-            metrics.handovers.inc(handovers)
+        for trail in self._trails:
+            if trail.retries or trail.resumes or trail.handovers:
+                metrics.retries.inc(trail.retries)
+                metrics.resumes.inc(trail.resumes)
+                metrics.handovers.inc(trail.handovers)
         if first.placed_at:
             metrics.prepare.observe(first.placed_at - first.body_at)
         if first.first_token_at:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from epdserve.services.errors import InvalidRequest
@@ -16,6 +17,7 @@ CLASS_HEADER: Final = "x-slo-class"
 TTFT_HEADER: Final = "x-ttft-target-s"
 TPOT_HEADER: Final = "x-tpot-target-s"
 PRIORITY_HEADER: Final = "x-priority"
+_HEADERS: Final = (CLASS_HEADER, TTFT_HEADER, TPOT_HEADER, PRIORITY_HEADER)
 LONGEST_TARGET_S: Final = 86_400.0
 
 _USUAL: Final = "interactive"
@@ -64,7 +66,7 @@ class SloSettings(BaseModel):
     )
     weights: dict[str, float] = Field(default={})
 
-    @property
+    @cached_property
     def usual(self) -> SloClass:
         """The class of requests that name none."""
         return SloClass(_USUAL, self.ttft_target_s, self.tpot_target_s)
@@ -100,6 +102,8 @@ class SloWish:
 
     def over(self, other: SloWish) -> SloWish:
         """This one, and what the other one says besides."""
+        if other is NO_WISH:
+            return self
         return SloWish(
             self.slo_class if self.slo_class is not None else other.slo_class,
             self.ttft_target_s if self.ttft_target_s is not None else other.ttft_target_s,
@@ -122,6 +126,8 @@ def wish_of_headers(header: Callable[[str], str]) -> SloWish:
     Raises:
         InvalidRequest: A value that is no such number.
     """
+    if not any(map(header, _HEADERS)):
+        return NO_WISH
     priority = _number(header, PRIORITY_HEADER, -HIGHEST_PRIORITY, HIGHEST_PRIORITY)
     return SloWish(
         header(CLASS_HEADER) or None,
@@ -141,6 +147,8 @@ def promised(wish: SloWish, settings: SloSettings) -> SloClass:
     if found is None:
         names = ", ".join((_USUAL, *settings.classes))
         raise InvalidRequest(f"slo_class must be one of {names}", param="slo_class")
+    if not wish.ttft_target_s and not wish.tpot_target_s:
+        return found
     return SloClass(
         found.name, wish.ttft_target_s or found.ttft_s, wish.tpot_target_s or found.tpot_s, found.room
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 from epdserve.services.errors import InvalidRequest
 from epdserve.services.sampling import TokenLogprob
+
+ValueT = TypeVar("ValueT")
 
 # JSON has no infinity; OpenAI's own number for it
 _LEAST_LOGPROB: Final = -9999.0
@@ -22,12 +24,23 @@ def _byte_letters() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 
 
-def _is_text(some: bytes) -> bool:
+def _text(some: bytes) -> str | None:
     try:
-        some.decode()
+        return some.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
+
+
+class _Filling(dict[int, ValueT]):
+    """A dictionary that works out what it does not hold yet: looking up what it holds runs no Python."""
+
+    def __init__(self, compute: Callable[[int], ValueT]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, token: int) -> ValueT:
+        found = self[token] = self._compute(token)
+        return found
 
 
 _BYTE_OF: Final = _byte_letters()
@@ -45,8 +58,12 @@ class Vocabulary:
         for entry, number in vocab.items():
             self._entries[number] = entry
         self._added: dict[int, bytes] = {number: token["content"].encode() for number, token in added.items()}
-        self._known: dict[int, bytes] = {}
-        self._whole: dict[int, bool] = {}
+        # Bounded by the vocabulary
+        self._known = _Filling(self._compute_bytes)
+        self._texts = _Filling(lambda token: _text(self._known[token]))
+        self._whole: set[int] = set()
+        self.bytes_of: Callable[[int], bytes] = self._known.__getitem__
+        """The bytes of one id; an added token's spelling; nothing for an id without an entry."""
         self.special_ids = frozenset(number for number, token in added.items() if token.get("special"))
 
     def __len__(self) -> int:
@@ -55,13 +72,9 @@ class Vocabulary:
     def __contains__(self, token: int) -> bool:
         return 0 <= token < len(self._entries) and (self._entries[token] is not None or token in self._added)
 
-    def bytes_of(self, token: int) -> bytes:
-        """The bytes of one id; an added token's spelling; nothing for an id without an entry."""
-        known = self._known.get(token)
-        if known is None:
-            # Bounded by the vocabulary
-            known = self._known[token] = self._compute_bytes(token) if token in self else b""
-        return known
+    def texts_of(self, ids: Iterable[int]) -> list[str | None]:
+        """The text of each id, None where its bytes are no whole characters."""
+        return list(map(self._texts.__getitem__, ids))
 
     def _compute_bytes(self, token: int) -> bytes:
         if (spelling := self._added.get(token)) is not None:
@@ -76,14 +89,24 @@ class Vocabulary:
 
     def is_whole(self, token: int) -> bool:
         """Whether the bytes of an id are whole characters."""
-        known = self._whole.get(token)
-        if known is None:
-            known = self._whole[token] = _is_text(self.bytes_of(token))
-        return known
+        whole = self._texts[token] is not None
+        if whole:
+            self._whole.add(token)
+        return whole
+
+    def are_whole(self, ids: Sequence[int]) -> bool:
+        """Whether that is so of each of these ids."""
+        return self._whole.issuperset(ids) or all(map(self.is_whole, ids))
 
     def is_marker(self, token: int) -> bool:
         """Whether the id is an added token."""
         return token in self._added
+
+    def marker_places(self, ids: Sequence[int]) -> list[int]:
+        """Where among these ids added tokens stand."""
+        if self._added.keys().isdisjoint(ids):
+            return []
+        return [place for place, token in enumerate(ids) if token in self._added]
 
     @cached_property
     def byte_ids(self) -> dict[int, int]:

@@ -21,11 +21,12 @@ from epdserve.services.router.usage import Totals, Usage
 from epdserve.services.types import PrefillResult
 
 DONE: Final = b"data: [DONE]\n\n"
-# Deltas of OpenAI's shape around their text
+# Deltas of OpenAI's shape around their text, which the reasoning has under two names
 _PLAIN: Final = {
-    Kind.CONTENT: b'{"content":%b}',
-    Kind.REASONING: b'{"content":null,"reasoning_content":%b,"reasoning":%b}',
+    Kind.CONTENT: (b'{"content":', b"", b"}"),
+    Kind.REASONING: (b'{"content":null,"reasoning_content":', b',"reasoning":', b"}"),
 }
+_PLAIN_END: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
 class Dialect(Enum):
@@ -91,7 +92,9 @@ class ChatShape:
     def deltas(self, choice: int, deltas: Sequence[Delta], so_far: Callable[[], Usage]) -> bytes:
         """One event a delta, in one piece."""
         tail = self._tail(so_far)
-        return b"".join([self._event(choice, delta, tail) for delta in deltas])
+        if self._are_plain(deltas):
+            return self._plain_events(choice, deltas, tail)
+        return b"".join([self._chunk(choice, self._delta(delta), delta, tail) for delta in deltas])
 
     def ended(self, choice: int, ending: Ending, totals: Totals | None) -> bytes:
         """The finish reason; with the last one usage where this dialect puts it, and the end of the stream."""
@@ -150,13 +153,24 @@ class ChatShape:
             return self._no_usage
         return b',"usage":' + orjson.dumps(so_far().as_fields()) + b"}\n\n"
 
-    def _event(self, choice: int, delta: Delta, tail: bytes) -> bytes:
-        if delta.logprobs is None and not self._deepseek and delta.kind in _PLAIN:
-            # Most events by far, and nothing in them changes but the text
-            text = orjson.dumps(delta.text)
-            fields = _PLAIN[delta.kind] % ((text,) if delta.kind is Kind.CONTENT else (text, text))
-            return b'%b%b,"logprobs":null,"finish_reason":null}]%b' % (self._leads[choice], fields, tail)
-        return self._chunk(choice, self._delta(delta), delta, tail)
+    def _are_plain(self, deltas: Sequence[Delta]) -> bool:
+        """Whether these are pieces of one text and nothing else, as most are."""
+        kind = deltas[0].kind
+        return (
+            not self._deepseek
+            and kind in _PLAIN
+            and all(delta.kind is kind and delta.logprobs is None for delta in deltas)
+        )
+
+    def _plain_events(self, choice: int, deltas: Sequence[Delta], tail: bytes) -> bytes:
+        """An event of each: what does not change between them is put together once."""
+        before, between, after = _PLAIN[deltas[0].kind]
+        head = self._leads[choice] + before
+        end = after + _PLAIN_END + tail
+        texts = [orjson.dumps(delta.text) for delta in deltas]
+        if between:
+            texts = [text + between + text for text in texts]
+        return head + (end + head).join(texts) + end
 
     def _chunk(self, choice: int, fields: dict[str, Any], delta: Delta | None, tail: bytes) -> bytes:
         told = b"null"

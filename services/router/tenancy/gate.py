@@ -6,9 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from epdserve.services.errors import Draining, Overloaded
@@ -36,14 +35,25 @@ class GateCounts:
 
 @dataclass(slots=True)
 class Stay:
-    """One request inside.
+    """One request inside, as a context.
 
     Attributes:
         tokens: What it has used, prompt and answer; to be set before it leaves.
+        shared: Its place is in Redis's books.
     """
 
+    gate: TenantGate
     tenant: Tenant
     tokens: int = 0
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    shared: bool = False
+
+    async def __aenter__(self) -> Stay:
+        await self.gate.let_in(self)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.gate.let_out(self)
 
 
 class TenantGate:
@@ -84,9 +94,12 @@ class TenantGate:
         """See ``TenantDirectory.authenticate``."""
         return self.directory.authenticate(authorization=authorization, api_key=api_key)
 
-    @asynccontextmanager
-    async def enter(self, tenant: Tenant) -> AsyncIterator[Stay]:
-        """Be inside until the block ends.
+    def enter(self, tenant: Tenant) -> Stay:
+        """Be inside until the block ends. Raises as ``let_in``, where the block begins."""
+        return Stay(self, tenant)
+
+    async def let_in(self, stay: Stay) -> None:
+        """A stay begins.
 
         Raises:
             Draining: This router takes no new requests.
@@ -94,22 +107,23 @@ class TenantGate:
         """
         if self.draining:
             raise Draining("this router takes no new requests", retry_after_s=5.0)
-        stay, name = Stay(tenant), secrets.token_hex(8)
-        shared = await self._take(tenant, name)
+        tenant = stay.tenant
+        if not tenant.limits.none:
+            stay.shared = await self._take(tenant, stay.name)
         self._inside[tenant.name] = self._inside.get(tenant.name, 0) + 1
-        try:
-            yield stay
-        finally:
-            self._inside[tenant.name] -= 1
-            if not self._inside[tenant.name]:
-                del self._inside[tenant.name]
-            await self._give(tenant, name, stay.tokens, shared)
+
+    async def let_out(self, stay: Stay) -> None:
+        """It ends."""
+        tenant = stay.tenant
+        self._inside[tenant.name] -= 1
+        if not self._inside[tenant.name]:
+            del self._inside[tenant.name]
+        if not tenant.limits.none:
+            await self._give(tenant, stay.name, stay.tokens, stay.shared)
 
     async def _take(self, tenant: Tenant, name: str) -> bool:
         """Whether the place is in Redis's books; raises ``Overloaded``."""
         limits, shared = tenant.limits, False
-        if limits.none:
-            return False
         refusal: Refusal | None = None
         if self._shared is not None and self._clock() >= self._redis_again_at:
             try:
@@ -125,8 +139,6 @@ class TenantGate:
         return shared
 
     async def _give(self, tenant: Tenant, name: str, tokens: int, shared: bool) -> None:
-        if tenant.limits.none:
-            return
         if not shared or self._shared is None:
             self._local.leave(tenant.name, tenant.limits, name, tokens=tokens, now=self._clock())
             return
