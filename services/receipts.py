@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,15 @@ class TokenSources:
 
     def by_name(self) -> Iterator[tuple[str, int]]:
         """Every source that gave tokens, and how many."""
-        return ((item.name, count) for item in fields(self) if (count := getattr(self, item.name)))
+        return ((name, count) for name in _SOURCES if (count := getattr(self, name)))
 
     @property
     def cached(self) -> int:
         """The hit length."""
         return self.device + self.tail + self.host + self.ssd + self.peer
+
+
+_SOURCES: Final = tuple(item.name for item in fields(TokenSources))
 
 
 @dataclass(frozen=True, slots=True)

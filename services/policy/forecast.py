@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,9 +37,9 @@ class LengthForecast:
         cap = float(max(1, max_tokens))
         if self.high <= cap and self.points[-1] <= cap:
             return self
-        return LengthForecast(
-            min(self.low, cap), min(self.high, cap), tuple(min(point, cap) for point in self.points)
-        )
+        below = bisect_left(self.points, cap)
+        capped = self.points[:below] + (cap,) * (len(self.points) - below)
+        return LengthForecast(min(self.low, cap), min(self.high, cap), capped)
 
     def scaled(self, ratio: float) -> LengthForecast:
         """All lengths times ``ratio``."""

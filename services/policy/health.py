@@ -69,7 +69,7 @@ def trouble_s(seen: Seen, settings: HealthSettings = HealthSettings()) -> Floats
 
 def faded(value: float, *, elapsed_s: float, half_life_s: float = 10.0) -> float:
     """A count after some time."""
-    return float(value * fading(elapsed_s, half_life_s=half_life_s))
+    return float(value * 0.5 ** (max(0.0, elapsed_s) / half_life_s))
 
 
 def fading(elapsed_s: Reals, *, half_life_s: float = 10.0) -> Floats:

@@ -90,7 +90,8 @@ class ConversationEndpoint(GenerationEndpoint):
         options = read.prepared.options
         chat, images = await show_images(read.prepared.chat, parts)
         await check_grammar(read.prepared.grammar, parts, param=read.grammar_param)
-        thinking = replace(read.prepared.thinking, effort=chat.effort, tools=bool(chat.schemas))
+        told = read.prepared.thinking
+        thinking = Thinking(chat.effort, told.asked, told.floor, bool(chat.schemas), told.turn, told.name)
         if lower and thinking.effort is not None and thinking.effort != thinking.asked:
             parts.grants.grant(thinking.name, thinking.effort)
         request = generation(

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 from epdserve.services.policy.forecast import LengthForecast, fixed
-from epdserve.services.policy.health import Seen, fading, trouble_s
+from epdserve.services.policy.health import Seen, faded, fading, trouble_s
 from epdserve.services.policy.length_model import LengthModel, PromptClass
 from epdserve.services.policy.links import LinkModel
 from epdserve.services.policy.pools import Floats, Indices

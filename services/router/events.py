@@ -133,7 +133,7 @@ def cut_by_token(deltas: list[Delta], ids: Sequence[int], vocabulary: Vocabulary
 
 
 def _characters(parts: Iterable[bytes]) -> list[str]:
-    """Each part as text, joined with those that share a character with it; an incomplete end is left out."""
+    """Each part as text, joined with those that share a character with it; nothing at all if the end is incomplete."""
     pieces: list[str] = []
     some = b""
     for part in parts:
@@ -143,7 +143,7 @@ def _characters(parts: Iterable[bytes]) -> list[str]:
         except UnicodeDecodeError:
             continue
         some = b""
-    return pieces
+    return [] if some else pieces
 
 
 def join(delta: Delta, deltas: list[Delta]) -> None:

@@ -66,7 +66,8 @@ class Exchange:
 
     def header(self, name: str) -> str:
         """A request header, empty if absent; the last one of several."""
-        return self._headers.get(name.encode(), b"").decode("latin-1")
+        said = self._headers.get(name.encode())
+        return said.decode("latin-1") if said else ""
 
     async def read_body(self, *, max_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
         """The whole body.

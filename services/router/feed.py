@@ -10,6 +10,7 @@ from types import TracebackType
 
 from epdserve.services.errors import DeadlineExceeded, Internal, ServiceError
 from epdserve.services.router.patience import Patience
+from epdserve.services.rpc.signal import Signal
 from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import FinishReason, TokenChunk
 
@@ -42,13 +43,16 @@ class TokenFeed:
         self._silence_s = silence_s
         self._ready: dict[int, Batch] = {}
         self._error: ServiceError | None = None
-        self._news = asyncio.Event()
+        self._news = Signal()
+        self._late = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TokenFeed:
+        loop = asyncio.get_running_loop()
         self._patience = Patience(self._silence_s, self._news.set)
+        self._timer = loop.call_at(self._deadline_at, self._expire)
         self._tasks = [
-            asyncio.create_task(self._drain(choice, stream)) for choice, stream in enumerate(self._streams)
+            loop.create_task(self._drain(choice, stream)) for choice, stream in enumerate(self._streams)
         ]
         return self
 
@@ -56,6 +60,7 @@ class TokenFeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patience.close()
+        self._timer.cancel()
         if running := [task for task in self._tasks if not task.done()]:
             for task in running:
                 task.cancel()
@@ -91,7 +96,7 @@ class TokenFeed:
     async def _drain(self, choice: int, stream: AsyncGenerator[TokenChunk, None]) -> None:
         ended = False
         try:
-            async with asyncio.timeout_at(self._deadline_at), aclosing(stream) as chunks:
+            async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     batch = self._ready.get(choice)
                     if batch is None:
@@ -101,12 +106,12 @@ class TokenFeed:
                     batch.finish_reason = chunk.finish_reason
                     ended = chunk.finish_reason is not None
                     self._news.set()
-        except TimeoutError:
-            self._fail(DeadlineExceeded("the deadline of the request passed"))
         except ServiceError as error:
             self._fail(error)
         except asyncio.CancelledError:
-            raise  # not wanted any more: no news
+            if not self._late:
+                raise  # not wanted any more: no news
+            self._fail(DeadlineExceeded("the deadline of the request passed"))
         except BaseException:
             # A bug: nobody must wait for ever; leaving the context tells which
             self._fail(Internal("the token stream broke off"))
@@ -114,6 +119,11 @@ class TokenFeed:
         else:
             if not ended:
                 self._fail(Internal("the token stream broke off"))
+
+    def _expire(self) -> None:
+        self._late = True
+        for task in self._tasks:
+            task.cancel()
 
     def _fail(self, error: ServiceError) -> None:
         self._error = self._error or error

@@ -56,15 +56,15 @@ class Granting:
     def effort(
         self, messages: Sequence[Mapping[str, Any]], asked: Effort | None, floor: int | None
     ) -> tuple[Effort | None, bytes, int]:
-        """The effort to render, the conversation's name, and its turn.
+        """The effort to render, the conversation's name if it may be lowered, and its turn.
 
         Args:
             floor: The lowest effort that the client takes, None if it takes no other.
         """
-        name = self._name(messages)
         turn = 1 + sum(message.get("role") == "assistant" for message in messages)
         if asked is None or floor is None or floor >= asked.level:
-            return asked, name, turn
+            return asked, b"", turn
+        name = self._name(messages)
         known = self.grants.granted(name)
         if turn > 1 and known is not None and floor <= known.level < asked.level:
             return known, name, turn

@@ -44,6 +44,7 @@ class InFlightLedger:
         self._own: dict[str, InFlight] = {}
         self._others: dict[str, InFlight] = {}
         self._table = WorkerRows(_FIELDS)  # the sums of both, for placement
+        self._stale: set[str] = set()  # whose sums are to be made again before somebody looks
         self.alone = True
 
     def tokens(self, worker: str) -> int:
@@ -75,19 +76,21 @@ class InFlightLedger:
 
     def in_flight(self, rows: Indices) -> tuple[Floats, Floats, Floats]:
         """Requests, tokens and expected output of workers: what ``requests``, ``tokens``, ``output_tokens`` tell."""
+        while self._stale:
+            self._sum_up(self._stale.pop())
         found = self._table.values.take(rows, axis=1)
         return found[_REQUESTS], found[_TOKENS], found[_OUTPUT]
 
     def keep(self, workers: Collection[str]) -> None:
         """Forget workers that are not among those alive, once they have become many."""
         self._table.keep({*workers, *self._own, *self._others})
+        self._stale &= {*workers, *self._own, *self._others}
 
     def hear(self, others: Mapping[str, InFlight], *, routers: int) -> None:
         """Take what ``routers`` other routers have in flight, all together, in place of what was heard before."""
         gone, self._others = self._others.keys() - others.keys(), dict(others)
         self.alone = not routers
-        for worker in (*gone, *others):
-            self._sum_up(worker)
+        self._stale.update(gone, others)
 
     def hold(self, worker: str, tokens: int, *, output_tokens: float = 0.0) -> Held:
         """Count tokens at a worker until the block ends."""
@@ -104,7 +107,7 @@ class InFlightLedger:
         if not row.requests:
             # Names of dead workers must not pile up
             del self._own[worker]
-        self._sum_up(worker)
+        self._stale.add(worker)
 
     def _sum_up(self, worker: str) -> None:
         mine, theirs = self._own.get(worker, _NOTHING), self._others.get(worker, _NOTHING)

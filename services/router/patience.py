@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 
 
 class Patience:
@@ -47,33 +46,23 @@ class Patience:
 
 
 class StallGuard:
-    """A context in which each wait between ``begin`` and ``end`` is limited; then ``TimeoutError`` is raised there.
-
-    As ``asyncio.timeout``, it cancels the task that entered it; that task must be the one that waits.
-    """
+    """Limits each wait between ``begin`` and ``end``, of the task that makes it: that task is cancelled."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._expired = False
-
-    def __enter__(self) -> StallGuard:
         task = asyncio.current_task()
         assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._patience = Patience(self._seconds, self._expire)
+        self._task, self._cancelling = task, task.cancelling()
+        self._expired = False
+        self._patience = Patience(seconds, self._expire)
         self.begin = self._patience.begin
         self.end = self._patience.end
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self, error: BaseException | None) -> bool:
+        """No wait is limited any more; whether ``error`` is a cancellation of its own and of nobody else."""
         self._patience.close()
         if not self._expired:
-            return
-        if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise TimeoutError from error
+            return False
+        return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
 
     def _expire(self) -> None:
         self._expired = True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,7 +19,6 @@ from epdserve.services.errors import (
     LeaseLost,
     ServiceError,
     Unavailable,
-    WorkerLost,
 )
 from epdserve.services.policy.forecast import LengthForecast
 from epdserve.services.router.attempts import (
@@ -31,11 +29,11 @@ from epdserve.services.router.attempts import (
     remaining_s,
 )
 from epdserve.services.router.cluster import Cluster
+from epdserve.services.router.decoding import Decoding
 from epdserve.services.router.fleets import Life, root_of
 from epdserve.services.router.foresight import Foresight
 from epdserve.services.router.image_calls import ImageCalls
 from epdserve.services.router.ledger import InFlightLedger
-from epdserve.services.router.patience import StallGuard
 from epdserve.services.router.request import GenerateRequest, Trail, now
 from epdserve.services.router.routing import Placer, Route
 from epdserve.services.schedule import UNHURRIED, Schedule
@@ -118,19 +116,28 @@ class Pipeline:
                 route, handle = await self._place(request, emitted, lost, trail, forecast), None
             else:
                 route, handle, start = start.route, start.handle, None
+            expected = forecast.mean
+            held = self._ledger.hold(
+                route.decode.worker,
+                len(request.tokens) + len(emitted) + int(expected),
+                output_tokens=expected,
+            )
             try:
-                attempt = self._attempt(route, handle, request, emitted, trail, forecast)
-                async with aclosing(attempt) as chunks:
-                    async for chunk in chunks:
-                        if not emitted and self._foresight is not None:
-                            self._foresight.began(request)
-                        emitted.extend(chunk.tokens)
-                        yield chunk
-                        if chunk.finish_reason is not None:
-                            # In the loop's next round: the client's last bytes go out first
-                            decoded_s = now() - (trail.first_token_at or now())
-                            loop.call_soon(self._learn, request, route, chunk, len(emitted), decoded_s)
-                return
+                # Both workers count the request from the start: it is coming to them
+                with held:
+                    job = await self._job(route, handle, request, trail, forecast)
+                    async with self._decoding(route, job, request, trail) as output:
+                        while True:
+                            chunk = await output.next()
+                            if not emitted and self._foresight is not None:
+                                self._foresight.began(request)
+                            emitted.extend(chunk.tokens)
+                            yield chunk
+                            if chunk.finish_reason is not None:
+                                # In the loop's next round: the client's last bytes go out first
+                                decoded_s = now() - (trail.first_token_at or now())
+                                loop.call_soon(self._learn, request, route, chunk, len(emitted), decoded_s)
+                                return
             except Unavailable as error:
                 heed_cancellation()
                 self._note_loss(error, route, bool(emitted), lost, trail)
@@ -220,44 +227,48 @@ class Pipeline:
             if trail.retries > _RETRIES:
                 raise error
 
-    async def _attempt(
+    async def _job(
         self,
         route: Route,
         handle: KVHandle | None,
         request: GenerateRequest,
-        emitted: list[int],
         trail: Trail,
         forecast: LengthForecast,
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """A prefill unless there is a handle, and the decode after it.
+    ) -> DecodeJob:
+        """What the decode worker is to do, after a prefill unless there is a handle."""
+        emitted = trail.drawn
+        if handle is None:
+            alone = request if request.n == 1 else replace(request, n=1)
+            tokens = prefilled_tokens(request, emitted)
+            handle = (await self._prefill(route, tokens, alone, trail, forecast)).handle
+        return DecodeJob(
+            attempt_id(request, trail),
+            request.tokens,
+            request.tenant_key,
+            request.exact,
+            request.sampling,
+            handle,
+            token_ids(emitted),
+            request.trace,
+            request.grammar,
+            remaining_s(request.deadline_at),
+            request.keep_tail,
+            request.placed_images,
+            self._schedule(request, forecast),
+            request.deterministic,
+        )
 
-        Both workers count the request from the start: it is coming to them.
-        """
-        tokens = prefilled_tokens(request, emitted)
-        expected = forecast.mean
-        with self._ledger.hold(route.decode.worker, len(tokens) + int(expected), output_tokens=expected):
-            if handle is None:
-                alone = request if request.n == 1 else replace(request, n=1)
-                handle = (await self._prefill(route, tokens, alone, trail, forecast)).handle
-            job = DecodeJob(
-                attempt_id(request, trail),
-                request.tokens,
-                request.tenant_key,
-                request.exact,
-                request.sampling,
-                handle,
-                token_ids(emitted),
-                request.trace,
-                request.grammar,
-                remaining_s(request.deadline_at),
-                request.keep_tail,
-                request.placed_images,
-                self._schedule(request, forecast),
-                request.deterministic,
-            )
-            async with aclosing(self._decode(route, job, request.deadline_at, trail)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+    def _decoding(self, route: Route, job: DecodeJob, request: GenerateRequest, trail: Trail) -> Decoding:
+        return Decoding(
+            self._cluster,
+            route.decode.worker,
+            job,
+            trail,
+            deadline_at=request.deadline_at,
+            stall_s=self._limits.decode_stall_s,
+            failed=self._note_failure,
+            give_back=self.give_back,
+        )
 
     async def _prefill(
         self,
@@ -303,45 +314,6 @@ class Pipeline:
         return await self._images.beside(
             prefill, job.request_id, request.images, job.images, timeout_s=timeout_s, trace=job.trace
         )
-
-    async def _decode(
-        self, route: Route, job: DecodeJob, deadline_at: float, trail: Trail
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks of a decode worker, checked for gaps; the lease is given back if no token ever came."""
-        assert job.handle is not None
-        offset = len(job.emitted)
-        worker = route.decode.worker
-        pulled = False
-        try:
-            stream = self._cluster.decode(worker, job, timeout_s=remaining_s(deadline_at))
-            async with aclosing(stream):
-                with StallGuard(self._limits.decode_stall_s) as guard:
-                    while True:
-                        guard.begin()
-                        with trail.waiting():
-                            chunk = await anext(stream)
-                        guard.end()
-                        if chunk.error is not None:
-                            raise chunk.error.to_error()
-                        if chunk.offset != offset:
-                            raise WorkerLost(f"expected output {offset}, got {chunk.offset}")
-                        offset = chunk.end
-                        pulled = True
-                        trail.first_token_at = trail.first_token_at or now()
-                        trail.decode = chunk.receipt or trail.decode
-                        yield chunk
-                        if chunk.finish_reason is not None:
-                            return
-        except TimeoutError:
-            raise WorkerLost(f"no token for {self._limits.decode_stall_s} s", worker=worker) from None
-        except StopAsyncIteration:
-            raise WorkerLost("the stream ended without a finish reason", worker=worker) from None
-        except ServiceError as error:
-            self._note_failure(error, worker)
-            raise named(error, worker) from error
-        finally:
-            if not pulled:
-                await self.give_back(job.handle)
 
     def _learn(
         self, request: GenerateRequest, route: Route, chunk: TokenChunk, tokens: int, decoded_s: float

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from epdserve.services.errors import Cancelled, DeadlineExceeded, Internal, ServiceError
+from epdserve.services.rpc.signal import Signal
 from epdserve.services.sampling import TokenLogprob
 from epdserve.services.types import DecodeJob, TokenChunk
 
@@ -52,7 +53,7 @@ class DecodeStream:
         self._final: TokenChunk | None = None
         self._error: ServiceError | None = None
         self._over = False  # the consumer has seen the end
-        self._ready = asyncio.Event()
+        self._ready = Signal()
         self._timer: asyncio.TimerHandle | None = (
             None  # one a stream: one a wait would cost more than the wait
         )

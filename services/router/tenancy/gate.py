@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from epdserve.services.errors import Draining, Overloaded
@@ -45,7 +45,7 @@ class Stay:
     gate: TenantGate
     tenant: Tenant
     tokens: int = 0
-    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    name: str = ""
     shared: bool = False
 
     async def __aenter__(self) -> Stay:
@@ -109,6 +109,7 @@ class TenantGate:
             raise Draining("this router takes no new requests", retry_after_s=5.0)
         tenant = stay.tenant
         if not tenant.limits.none:
+            stay.name = secrets.token_hex(8)
             stay.shared = await self._take(tenant, stay.name)
         self._inside[tenant.name] = self._inside.get(tenant.name, 0) + 1
 

@@ -1,13 +1,17 @@
 """One event a token out of what several tokens gave together."""
 
+import orjson
 import pytest
 from epdserve.services.router.events import Delta, Kind, cut_by_token
+from epdserve.services.router.vocabulary import Vocabulary
 
-PIECES = {1: b"Hel", 2: b"lo", 3: b" ", 4: b"\xe2\x82", 5: b"\xac", 6: b"", 7: b"\xff"}
+# In the letters of byte-level vocabularies: U+0120 is a space, the last three are bytes E2 82, AC and FF
+PIECES = {"Hel": 1, "lo": 2, "\u0120": 3, "\u00e2\u0124": 4, "\u00ac": 5, "": 6, "\u00ff": 7}
+VOCABULARY = Vocabulary(orjson.dumps({"model": {"vocab": PIECES}}).decode())
 
 
 def cut(text: str, *ids: int, kind: Kind = Kind.CONTENT) -> list[str]:
-    return [delta.text for delta in cut_by_token([Delta(kind, text)], ids, PIECES.__getitem__)]
+    return [delta.text for delta in cut_by_token([Delta(kind, text)], ids, VOCABULARY)]
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTENT, Kind.REASONING])
@@ -35,6 +39,6 @@ def test_what_is_not_just_the_text_of_the_ids_stays_whole(text: str, ids: tuple[
 def test_calls_and_several_deltas_stay_as_they_are() -> None:
     call = [Delta(Kind.ARGUMENTS, "Hello")]
     both = [Delta(Kind.REASONING, "Hel"), Delta(Kind.CONTENT, "lo")]
-    assert cut_by_token(call, (1, 2), PIECES.__getitem__) is call
-    assert cut_by_token(both, (1, 2), PIECES.__getitem__) is both
-    assert cut_by_token([], (6,), PIECES.__getitem__) == []
+    assert cut_by_token(call, (1, 2), VOCABULARY) is call
+    assert cut_by_token(both, (1, 2), VOCABULARY) is both
+    assert cut_by_token([], (6,), VOCABULARY) == []
