@@ -6,11 +6,12 @@ Raw ASGI instead of framework responses: this path carries every token, and need
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final
 
 from epdserve.services.errors import Cancelled, PayloadTooLarge, ServiceError
+from epdserve.services.router.client_side import EXTENSION, ClientSide
 from epdserve.services.router.http_errors import (
     BodyTooSlow,
     UnsupportedEncoding,
@@ -48,7 +49,9 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._patience = Patience(send_stall_s, self._cut)
+        self._client: ClientSide | None = scope.get("extensions", {}).get(EXTENSION)
+        self._send_stall_s = send_stall_s
+        self._patience: Patience | None = None
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._body_complete = False
         self._complete = False
@@ -86,6 +89,12 @@ class Exchange:
         length = self.header("content-length")
         if length.isdigit() and int(length) > max_bytes:
             raise PayloadTooLarge(f"the body has {length} bytes, the limit is {max_bytes}")
+        if self._client is not None and (body := self._client.take_body()) is not None:
+            self._body_complete = True
+            if len(body) > max_bytes:
+                raise PayloadTooLarge(f"the body has more than {max_bytes} bytes")
+            take(len(body))
+            return body
         parts: list[bytes] = []
         size = 0
         try:
@@ -112,10 +121,8 @@ class Exchange:
 
     def on_leave(self, call: Callable[[], None] | None) -> asyncio.Task[None] | None:
         """Call back when the client goes, None = no more: the server does, else a task that listens to what it says."""
-        watch: Callable[[Callable[[], None] | None], None] | None
-        watch = self._scope.get("extensions", {}).get("epdserve.watch")
-        if watch is not None:
-            watch(call)
+        if self._client is not None:
+            self._client.watch(call)
         elif call is not None:
             return asyncio.create_task(self._listen(call))
         return None
@@ -177,24 +184,43 @@ class Exchange:
 
     def close(self) -> None:
         """Nothing is written after this."""
-        self._patience.close()
+        if self._patience is not None:
+            self._patience.close()
 
     def _cut(self) -> None:
         """Drop the connection without waiting for bytes that nobody reads; the server reports a disconnect."""
-        abort: Callable[[], None] | None = self._scope.get("extensions", {}).get("epdserve.abort")
-        if abort is not None:
-            abort()
+        if self._client is not None:
+            self._client.abort()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started, self.status = True, status
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *self.extra_headers]}
-        )
+        headers += self.extra_headers
+        if self._client is not None:
+            await self._room()
+            self._client.start(status, headers)
+        else:
+            await self._patiently(
+                self._send({"type": "http.response.start", "status": status, "headers": headers})
+            )
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self._complete = not more
+        if self._client is not None:
+            await self._room()
+            self._client.write(body, last=not more)
+        else:
+            await self._patiently(self._send({"type": "http.response.body", "body": body, "more_body": more}))
+
+    async def _room(self) -> None:
+        """Wait for a client that reads more slowly than we write."""
+        if self._client is not None and self._client.paused:
+            await self._patiently(self._client.drain())
+
+    async def _patiently(self, sending: Awaitable[None]) -> None:
+        if self._patience is None:
+            self._patience = Patience(self._send_stall_s, self._cut)
         self._patience.begin()
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await sending
         self._patience.end()
 
     async def _next_part(self) -> bytes:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
+from epdserve.services.router.client_side import EXTENSION, ClientSide
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _REFUSAL: Final = (
@@ -32,10 +33,10 @@ class GatheringTransport:
     with its first events this way, and a stream's last event with the end of the body.
     """
 
-    __slots__ = ("_loop", "_parts", "_transport")
+    __slots__ = ("_loop", "_parts", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+        self._transport, self._loop, self.is_closing = transport, loop, transport.is_closing
         self._parts: list[bytes] = []
 
     def write(self, data: bytes) -> None:
@@ -138,13 +139,13 @@ class RouterHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def on_headers_complete(self) -> None:
-        """Hand the request over, with a way to drop the connection."""
+        """Hand the request over, with its way back to this connection."""
         self._stop_header_timer()
         self._header_bytes = 0
         extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
-        extensions["epdserve.abort"] = self.transport.abort
-        extensions["epdserve.watch"] = self._watch
+        client = extensions[EXTENSION] = ClientSide(self._watch)
         super().on_headers_complete()
+        client.cycle = self.cycle
         if self._ending and self.cycle is not None:
             self.cycle.keep_alive = False  # the answer says that it is this connection's last
 
