@@ -237,9 +237,13 @@ class Estimates:
         """Count a call; the worker's row."""
         row = self._table.row(worker)
         now, values = self._clock(), self._table.of(worker)
-        values[_CALLS : _FAILURES + 1] *= fading(now - values[_COUNTED_AT])
-        values[_CALLS] += 1
-        values[_COUNTED_AT] = now
+        calls, failures, counted_at = values[_CALLS : _COUNTED_AT + 1].tolist()
+        elapsed_s = now - counted_at
+        values[_CALLS : _COUNTED_AT + 1] = (
+            faded(calls, elapsed_s=elapsed_s) + 1,
+            faded(failures, elapsed_s=elapsed_s),
+            now,
+        )
         return row
 
 
