@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import subprocess
@@ -34,6 +35,7 @@ _PARTS: Final = {"cases": 0.6, "model": 0.75, "layers": 1.0}  # of the time, by 
 _COMPILERS: Final = 8
 _COMPILE_PART: Final = 0.25
 _MOST_DEATHS: Final = 20
+_GRACE_S: Final = 45.0  # for what began in time
 _WORKER: Final = "--work"
 
 
@@ -56,7 +58,7 @@ def main() -> int:
     }
     if asked.compilers and not asked.dry_run:
         _compile(order, asked.compilers, began + 60 * asked.minutes * _COMPILE_PART)
-    run_all(order, report, limit_s=asked.limit)
+    run_all(order, report, limit_s=asked.limit, until=began + 60 * asked.minutes + _GRACE_S)
     if asked.json:
         report.write(asked.json)
     print(f"\n{time.monotonic() - began:.0f} s", flush=True)
@@ -82,18 +84,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_all(order: dict[str, Any], report: Report, *, limit_s: float) -> None:
-    """Every unit, by as many processes as it takes."""
+def run_all(order: dict[str, Any], report: Report, *, limit_s: float, until: float = math.inf) -> None:
+    """Every unit, by as many processes as it takes; whatever runs at ``until`` (monotonic clock) is ended."""
     skip, ceilings = 0, None
     for _ in range(_MOST_DEATHS):
         name, said = "start", dict[str, Any]()
-        with closing(_lines({**order, "skip": skip, "ceilings": ceilings}, limit_s)) as lines:
+        with closing(_lines({**order, "skip": skip, "ceilings": ceilings}, limit_s, until)) as lines:
             for said in lines:
                 ceilings = said.get("ceilings", ceilings)
                 if "unit" in said:
                     skip, name = said["unit"] + 1, said["name"]
                 _take(report, said, name)
-        if name == "start" or said.get("ended") == "0":
+        if name == "start" or said.get("ended") == "0" or time.monotonic() >= until:
             return  # done, or it would end so every time
     report.add(Row("the rest", f"FAILED: {_MOST_DEATHS} processes ended before their time"))
 
@@ -114,7 +116,7 @@ def _has_said_so(report: Report, name: str) -> bool:
     return bool(report.rows) and report.rows[-1].what == name and report.rows[-1].verdict.startswith("FAILED")
 
 
-def _lines(order: dict[str, Any], limit_s: float) -> Generator[dict[str, Any], None, None]:
+def _lines(order: dict[str, Any], limit_s: float, until: float) -> Generator[dict[str, Any], None, None]:
     """What a process says; last how it ended: "0", or what happened. Killed if it is silent for too long."""
     command = [sys.executable, "-m", "epdserve.loadtest.gpu_check", _WORKER, json.dumps(order)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -129,9 +131,10 @@ def _lines(order: dict[str, Any], limit_s: float) -> Generator[dict[str, Any], N
     try:
         while True:
             try:
-                line = said.get(timeout=limit_s)
+                line = said.get(timeout=max(0.0, min(limit_s, until - time.monotonic())))
             except queue.Empty:
-                yield {"ended": f"nothing said for {limit_s:.0f} s"}
+                late = time.monotonic() >= until
+                yield {"ended": "time is up" if late else f"nothing said for {limit_s:.0f} s"}
                 return
             if line is None:
                 break

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_units_behind_one_that_dies_hangs_or_loses_the_device_still_run(
     assert started[-1]["ceilings"] == [1.0, 2.0]
     assert report.failed
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 6
+
+
+def test_whatever_runs_when_time_is_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+    program = 'import time; print("{\\"unit\\": 0, \\"name\\": \\"long\\"}", flush=True); time.sleep(60)'
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **kwargs: real([sys.executable, "-c", program], **kwargs)
+    )
+    report = Report(None)
+    gpu_check.run_all({"device": "cpu"}, report, limit_s=60.0, until=time.monotonic() + 1.0)
+    assert [(row.what, row.verdict) for row in report.rows] == [("long", "FAILED: time is up")]
 
 
 def test_a_process_that_cannot_begin_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
