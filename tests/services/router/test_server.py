@@ -222,6 +222,20 @@ async def test_the_next_request_of_a_connection_is_watched_too(
     assert cluster.cancelled_decodes == 1
 
 
+async def test_requests_sent_at_once_are_answered_one_after_the_other(router: LiveRouter) -> None:
+    """The last one says that it is: its answer says so, too, and the connection ends behind it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    whole, streamed = request_bytes(router.port), request_bytes(router.port, stream=True)
+    writer.write(whole + streamed + streamed.replace(b"host:", b"connection: close\r\nhost:"))
+    async with asyncio.timeout(5):
+        answers = (await reader.read()).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [b"content-length: " in answer for answer in answers] == [True, False, False]
+    assert [b"transfer-encoding: chunked\r\n" in answer for answer in answers] == [False, True, True]
+    assert [b"connection: close\r\n" in answer for answer in answers] == [False, False, True]
+    assert all(answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for answer in answers[1:])
+    writer.close()
+
+
 async def test_a_client_that_does_not_read_is_cut_off(cluster: FakeCluster) -> None:
     cluster.script = Script(ids("</think>") + ids(" word") * 4000)
     async with live_router(config(send_stall_s=0.3), cluster, send_buffer_bytes=4096) as router:
