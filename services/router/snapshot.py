@@ -67,7 +67,6 @@ class Fleet:
         self._ledger, self._estimates = ledger, estimates
         self._prefill_names = WorkerNames(map(_name, self.prefills))
         self._decode_names = WorkerNames(map(_name, self.decodes))
-        self._places = {name: place for place, name in enumerate(self._prefill_names)}
         self._measured: _Measured | None = None
         self._read_prefills(stores)
         self._read_decodes()
@@ -110,7 +109,9 @@ class Fleet:
         infos = self.prefills
         names = sorted(set(stores.values()))
         places = {store: place for place, store in enumerate(names)}
-        self._store_places = places
+        self._stores = len(names)
+        self._places = {store: len(infos) + place for store, place in places.items()}
+        self._places.update({name: place for place, name in enumerate(self._prefill_names)})
         self._prefill_machines, self._decode_machines = _machines(infos, self.decodes)
         # The last place is of no store, which has nothing
         self._store_of = _integers([places.get(stores.get(info.machine, ""), len(names)) for info in infos])
@@ -161,16 +162,18 @@ class Fleet:
 
     def _hit_tokens(self, hits: Mapping[str, int]) -> Floats:
         """Of each worker: in its own pages, with its machine's store, with any store."""
-        found = np.zeros((3, len(self.prefills)))
+        count = len(self.prefills)
+        found = np.zeros((3, count))
         if not hits:
             return found
-        own, stores = found[0], np.zeros(len(self._store_places) + 1)
-        for name, tokens in hits.items():
-            if (place := self._places.get(name)) is not None:
-                own[place] = tokens
-            elif (place := self._store_places.get(name)) is not None:
-                stores[place] = tokens
-        np.maximum(own, stores.take(self._store_of), out=found[1])
+        # Prefill workers, stores, the store of machines without one, and what has left
+        tokens = np.zeros(count + self._stores + 2)
+        places, items = self._places, tokens.data  # of which one is set sooner than of the array
+        for name, held in hits.items():
+            items[places.get(name, -1)] = float(held)
+        stores = tokens[count:-1]
+        found[0] = tokens[:count]
+        np.maximum(found[0], stores.take(self._store_of), out=found[1])
         np.maximum(found[1], stores.max(), out=found[2])
         return found
 

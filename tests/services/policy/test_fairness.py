@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from epdserve.services.policy import fairness
 from epdserve.services.policy.fairness import (
     FairnessSettings,
     ServiceMeter,
@@ -128,3 +129,22 @@ def test_not_everybody_is_above_its_share(
     excesses = [meter.excess(tenant, now=40.0, weights=weights) for tenant in "abcd"]
     assert min(excesses) <= 1e-9
     assert all(excess >= -1 for excess in excesses)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.floats(0, 30)), min_size=2, max_size=30),
+    st.booleans(),
+)
+def test_the_level_of_few_is_that_of_many(told: list[tuple[float, float, float]], weighed: bool) -> None:
+    weights = {f"t{at}": 0.5 + at % 3 for at in range(len(told))} if weighed else None
+    found = []
+    for few in (0, 48):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fairness, "_FEW", few)
+            meter = ServiceMeter()
+            for at, (asked, given_s, when) in enumerate(told):
+                meter.asked(f"t{at}", asked, now=when)
+                meter.given(f"t{at}", given_s, now=when)
+            names = [f"t{at}" for at in range(len(told))]
+            found.append([meter.excess(name, now=31.0, weights=weights) for name in names])
+    assert found[0] == pytest.approx(found[1], rel=1e-6, abs=1e-6)
