@@ -133,7 +133,7 @@ static PyObject *places(const Py_ssize_t *values, Py_ssize_t count) {
 static PyObject *pairs(const int64_t *p_machines, const Prefill *prefills, const Best *rows,
                        double *const *d, const int64_t *d_machines, const Decode *decodes, const Py_ssize_t *columns,
                        Py_ssize_t width, const Numbers *n) {
-    static double costs[MAX_SHORTLIST * MAX_PAIRED], seen_s[MAX_SHORTLIST * MAX_PAIRED]; /* the lock is held */
+    double costs[MAX_SHORTLIST * MAX_PAIRED], seen_s[MAX_SHORTLIST * MAX_PAIRED]; /* 128 KiB of a stack of megabytes */
     double tpot_s[MAX_PAIRED], hits[MAX_SHORTLIST], compute[MAX_SHORTLIST];
     for (Py_ssize_t r = 0; r < rows->count; r++) {
         const Prefill *one = &prefills[rows->place[r]];
