@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final, TextIO
@@ -43,14 +42,19 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-@contextmanager
-def for_request(name: str) -> Iterator[None]:
+class for_request:  # noqa: N801 - reads as what it does
     """Log lines inside carry this request id, in whatever tasks start there too."""
-    before = request_id.set(name)
-    try:
-        yield
-    finally:
-        request_id.reset(before)
+
+    __slots__ = ("_before", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._before = request_id.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        request_id.reset(self._before)
 
 
 class JsonFormatter(logging.Formatter):

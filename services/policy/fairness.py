@@ -192,7 +192,9 @@ class ServiceMeter:
         return row
 
     def _faded(self, row: list[float], now: float) -> tuple[float, float]:
-        kept = 0.5 ** (max(0.0, now - row[2]) / self._half_life_s)
+        if now <= row[2]:
+            return row[0], row[1]
+        kept = 0.5 ** ((now - row[2]) / self._half_life_s)
         return row[0] * kept, row[1] * kept
 
 

@@ -157,6 +157,8 @@ def expected_grammar(
     Raises:
         InvalidRequest: A schema that cannot be enforced.
     """
+    if answer_format.free and (plan.calling is Calling.FREE or not chat.schemas):
+        return None
     if answer_format.schema is not None:
         check_schema(answer_format.schema, param="response_format")
     stage = chat.parsing.thinking_initial_stage

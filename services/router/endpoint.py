@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import secrets
 import time
 from abc import ABC, abstractmethod
 from typing import Final
@@ -59,7 +59,7 @@ class Endpoint(ABC):
         """Serve, or say what went wrong; the outcome's name."""
         given = exchange.header("x-request-id")
         # The caller's own id is for his logs and ours; workers get another, because it may come twice
-        name = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        name = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         exchange.extra_headers.append((b"x-request-id", name.encode()))
         with for_request(name):
             failure = await self._attempt(exchange, name)
@@ -97,7 +97,7 @@ class Endpoint(ABC):
             parts.tracing, exchange.path, trail, given=given if _TRACE.fullmatch(given) else ""
         )
         caller = Caller(
-            secrets.token_hex(16),
+            os.urandom(16).hex(),
             tenant.cache_name,
             trace.parent,
             parts.gate.epochs.stamp(tenant),

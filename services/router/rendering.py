@@ -31,6 +31,8 @@ from epdserve.services.types import Effort, TokenIds, token_ids
 RECIPE_MODEL: Final = "DeepSeek-V4.1-Flash"
 EFFORT_NAMES: Final = {50: "low", 75: "high", 100: "max"}
 SPLICED_EFFORT: Final = 75
+# From here on an array on the way is worth its making
+_MANY_IDS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,9 @@ def rendered_effort(effort: Effort) -> str:
 
 def _as_tokens(ids: list[int]) -> TokenIds:
     """The recipe's ids as an array; numpy alone would hold Python's lock, and every stream, six times as long."""
-    return token_ids(np.frombuffer(array("i", ids), dtype="<i4")) if ids else token_ids(ids)
+    made = np.frombuffer(array("i", ids), dtype="<i4") if len(ids) > _MANY_IDS else np.array(ids, dtype="<i4")
+    made.flags.writeable = False  # nobody else has it
+    return token_ids(made)
 
 
 def _with_format(conversation: recipe.Conversation, answer_format: AnswerFormat) -> recipe.Conversation:

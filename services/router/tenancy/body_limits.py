@@ -36,7 +36,7 @@ class BodyLimits:
         Raises:
             InvalidRequest: ``param`` names the field.
         """
-        if not isinstance(body, Mapping):
+        if not isinstance(body, dict):
             return
         for name in ("messages", "input"):
             self._check_messages(name, body.get(name))
@@ -60,7 +60,7 @@ class BodyLimits:
         if not self.parts or not isinstance(messages, list):
             return
         for message in messages:
-            if isinstance(message, Mapping):
+            if isinstance(message, dict):
                 _at_most(self.parts, message.get("content"), f"{name}.content")
 
 
