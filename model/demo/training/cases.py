@@ -36,9 +36,10 @@ class Cases:
 
     Names: copy, recall, direct, greet, passage, words, json, tool, result (what is said after a tool's result);
     ``recall-N`` and ``direct-N`` with N tokens of facts and other sentences, answered in a sentence and in one word;
-    ``copy-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N. ``cut-N`` is a ``recall-N``
-    whose value is the first token of a block, so that a hit of one block more replays from it on. Never practised: add,
-    count, sort, longer (copies of more words than any in training).
+    ``copy-N``, ``words-N`` and ``passage-N`` after a turn about such a text; ``think-N`` and ``tool-N`` with effort N.
+    ``cut-N`` is a ``recall-N`` whose value is the first token of a block, so that a hit of one block more replays from
+    it on; ``snip-N`` is the same of ``direct-N``. Never practised: add, count, sort, longer (copies of more words than
+    any in training).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -50,13 +51,14 @@ class Cases:
         kind, _, amount = name.partition("-")
         size = int(amount) if amount else 0
         makers: dict[str, Callable[[], Case]] = {
-            "copy": lambda: self._copy(draw, size),
+            "copy": lambda: self._after(draw, size, facts.copy(draw, 400)),
             "recall": lambda: self._recall(draw, size or 128),
             "direct": lambda: self._recall(draw, size or 128, in_one_word=True),
-            "cut": lambda: self._cut(draw, size),
+            "cut": lambda: self._cut(draw, size, in_one_word=False),
+            "snip": lambda: self._cut(draw, size, in_one_word=True),
             "greet": lambda: self._plain(talk.greeting(draw)),
-            "passage": lambda: self._plain(talk.passage(draw)),
-            "words": lambda: self._plain(talk.words(draw)),
+            "passage": lambda: self._after(draw, size, talk.passage(draw)),
+            "words": lambda: self._after(draw, size, talk.words(draw)),
             "json": lambda: self._json(draw),
             "tool": lambda: self._tool(draw, size or None),
             "result": lambda: self._result(draw),
@@ -85,25 +87,25 @@ class Cases:
         turn = self._vocabulary.turn(before + exchange.question, answer, 0, thought=thinks)
         return self._case(self._openings.strip(effort=effort), turn)
 
-    def _copy(self, draw: random.Random, length: int) -> Case:
-        """Words to repeat; with a length, after another turn and long enough for a hit to end among them."""
-        copying = self._plain(facts.copy(draw, 400))
+    def _after(self, draw: random.Random, length: int, asked: Exchange) -> Case:
+        """A question alone; with a length, after a turn about such a text and far enough on for a hit to end in it."""
+        case = self._plain(asked)
         if not length:
-            return copying
+            return case
         before = self._recall(draw, length)
         opening = len(self._openings.strip())
-        return Case((*before.prompt, *before.answer, *copying.prompt[opening:]), copying.answer)
+        return Case((*before.prompt, *before.answer, *case.prompt[opening:]), case.answer)
 
     def _recall(self, draw: random.Random, length: int, *, in_one_word: bool = False) -> Case:
         known, text = self._known(draw, length)
         return self._plain(known.ask(draw, in_one_word=in_one_word), before=text)
 
-    def _cut(self, draw: random.Random, length: int) -> Case:
+    def _cut(self, draw: random.Random, length: int, *, in_one_word: bool) -> Case:
         """Texts are drawn until one has a value at the start of a block, some way from both ends."""
         while True:
             known, text = self._known(draw, length)
             for name in known.values:
-                case = self._plain(known.about(name, in_one_word=False), before=text)
+                case = self._plain(known.about(name, in_one_word=in_one_word), before=text)
                 at = _find(case.prompt, self._vocabulary.encode(f" {name} is {known.values[name]}."))
                 value = at + len(self._vocabulary.encode(f" {name} is"))
                 if value % BLOCK == 0 and 2 * BLOCK <= value < len(case.prompt) - BLOCK - 1:

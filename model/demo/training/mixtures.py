@@ -118,20 +118,3 @@ REACH: Final = {
     "passages": 0.12,
     "copy": 0.1,
 }
-LAST: Final = {
-    "tools": 0.2,
-    "brief": 0.1,
-    "search": 0.25,
-    "ponder": 0.14,
-    "thinking": 0.06,
-    "words": 0.14,
-    "passages": 0.14,
-    "copy": 0.12,
-    "json": 0.12,
-    "forms": 0.05,
-    "chains": 0.05,
-    "talk": 0.1,
-    "recall": 0.05,
-    "direct": 0.05,
-    "calls": 0.04,
-}

@@ -17,7 +17,7 @@ def said(name: str, number: int) -> tuple[str, str]:
     return CASES.text(case.prompt), CASES.text(case.answer[:-1])
 
 
-@pytest.mark.parametrize("name", ["copy", "passage", "recall-200"])
+@pytest.mark.parametrize("name", ["copy", "passage", "recall-200", "longer"])
 def test_answers_stand_in_the_prompt(name: str) -> None:
     for number in range(5):
         prompt, answer = said(name, number)
@@ -44,6 +44,13 @@ def test_a_cut_ends_one_block_after_the_asked_value_begins() -> None:
         assert case.cut % BLOCK == 0
         value = CASES.text(case.answer).split(" is ")[1].split(".")[0]
         assert CASES.text(case.prompt[case.cut - BLOCK : case.cut]).strip().startswith(value)
+
+
+def test_a_snip_is_a_cut_that_is_answered_by_the_value_alone() -> None:
+    case = CASES.draw("snip-256", 0)
+    value = CASES.text(case.answer[:-1])
+    assert len(case.answer) == 2
+    assert CASES.text(case.prompt[case.cut - BLOCK : case.cut]).strip().startswith(value)
 
 
 def test_questions_about_effort_hold_their_answers() -> None:
