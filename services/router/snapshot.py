@@ -168,9 +168,9 @@ class Fleet:
             return found
         # Prefill workers, stores, the store of machines without one, and what has left
         tokens = np.zeros(count + self._stores + 2)
-        places, items = self._places, tokens.data  # of which one is set sooner than of the array
+        places = self._places
         for name, held in hits.items():
-            items[places.get(name, -1)] = float(held)
+            tokens[places.get(name, -1)] = held
         stores = tokens[count:-1]
         found[0] = tokens[:count]
         np.maximum(found[0], stores.take(self._store_of), out=found[1])
