@@ -34,13 +34,18 @@ _FOLDED: Final = {"draining": "unavailable", "worker_lost": "unavailable", "leas
 
 
 class LoopCounter(Collector):
-    """A counter, or one a label, at a tenth of the library's price: a request feeds several.
+    """A counter, or one a value of its label, at a tenth of the library's price: a request feeds several.
 
     Fed and collected on one event loop, so it takes no lock.
+
+    Args:
+        labels: None, or one. values: All that the label can have.
     """
 
-    def __init__(self, name: str, documentation: str, label: str = "", values: Sequence[str] = ("",)) -> None:
-        self._name, self._documentation, self._label = name, documentation, label
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str] = (), values: Sequence[str] = ("",)
+    ) -> None:
+        self._name, self._documentation, self._labels = name, documentation, labels
         self._counts = dict.fromkeys(values, 0.0)
 
     def inc(self, amount: float = 1.0, *, of: str = "") -> None:
@@ -49,10 +54,9 @@ class LoopCounter(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """The form that Prometheus reads."""
-        labels = [self._label] if self._label else []
-        family = CounterMetricFamily(self._name, self._documentation, labels=labels)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
         for value, count in self._counts.items():
-            family.add_metric([value] if labels else [], count)
+            family.add_metric([value] if self._labels else [], count)
         yield family
 
 
@@ -97,7 +101,7 @@ class RouterMetrics:
         self.registry = registry if registry is not None else CollectorRegistry()
         r, histogram, counter = self.registry, self._histogram, self._counter
         self._requests = counter(
-            "epdserve_router_requests", "Finished requests by outcome", "outcome", OUTCOMES
+            "epdserve_router_requests", "Finished requests by outcome", ["outcome"], OUTCOMES
         )
         self.in_flight = 0
         gauge = Gauge("epdserve_router_in_flight_requests", "Requests inside", registry=r)
@@ -156,9 +160,9 @@ class RouterMetrics:
         self.e2e = histogram("epdserve_router_request_seconds", "Request to last token", _SLOW_S)
 
     def _counter(
-        self, name: str, documentation: str, label: str = "", values: Sequence[str] = ("",)
+        self, name: str, documentation: str, labels: Sequence[str] = (), values: Sequence[str] = ("",)
     ) -> LoopCounter:
-        made = LoopCounter(name, documentation, label, values)
+        made = LoopCounter(name, documentation, labels, values)
         self.registry.register(made)
         return made
 

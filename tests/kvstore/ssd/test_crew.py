@@ -105,9 +105,8 @@ def test_a_file_that_ends_early_is_an_error(tmp_path: Path, crew: Crew) -> None:
     os.close(file)
 
 
+@pytest.mark.parametrize("crew", KINDS[1:], indirect=True)  # in place there are no threads to stop
 def test_a_stopped_crew_begins_nothing(tmp_path: Path, crew: Crew) -> None:
-    if isinstance(crew, DiskCrew) and crew._pool is None:
-        pytest.skip("has no threads to stop")
     file = opened(tmp_path / "file")
     bodies, ends = records(1)
     crew.stop()
