@@ -263,7 +263,7 @@ async def test_a_worker_that_leaves_the_registry_is_lost(world: World) -> None:
         await world.registry.withdraw("d0", "1")
         with pytest.raises(ServiceError, match="no decode worker is ready"):
             await running
-        # by the session's farewell; on a busy machine that may miss its second, and the worker's grace for orphans ends it
+        # by the session's farewell; should a busy machine miss its second, the worker's grace for orphans ends it
         await until(lambda: not decode.running, timeout_s=15.0)
 
 
